@@ -73,7 +73,7 @@ setup(
     package_dir={"": "code"},
     packages=find_packages("code"),
     package_data={
-        "smoothadv": ["py.typed", "recipes/*.txt", "datasets/*.txt"],
+        "smoothadv": ["py.typed", "recipes/*.txt", "datasets/sources/*.txt"],
         "smoothadv.analysis": ["*.jinja"],
     },
     install_requires=requirements(),

@@ -55,13 +55,22 @@ are related to.
 """
 
 
+class Undecided(Teacher):
+    """A teacher with equal shares of votes for all classes."""
+
+    def fields(self, indices: torch.Tensor, part: slice) -> dict[str, object]:
+        images = indices[part]
+        shares = torch.full((len(images), 10), 0.1, device=next(self.network.parameters()).device)
+        return {"teacher": self.network, "targets": shares}
+
+
 def variant(name: str, options: argparse.Namespace) -> Variant:
     """An update of a copy of the network by an objective."""
     chosen, settings, _, epoch = CASES[name]
 
     def prepare() -> Callable[[], object]:
         network = copy.deepcopy(prepared(options.arch, options.device, options.updates))
-        teacher = Teacher(network, torch.full((1, 10), 0.1, device=options.device))
+        teacher = Undecided(network)
         objective = OBJECTIVES[chosen](noise_sd=SIGMA, **settings)
         return updating(objective, Execution(), options, epoch=epoch, teacher=teacher)
 

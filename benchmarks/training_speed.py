@@ -85,14 +85,12 @@ def updating(
     if "graph" in MODES[mode]:
         update.compute = GraphedUpdate(update)
     steps = iter(range(1_000_000))
-    taught = torch.zeros(size, dtype=torch.int64)
+    indices = torch.arange(size)
 
     def run() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error", DoubtfulWarning)
-            update(
-                images, labels, size, slice(0, size), Address(0, epoch, next(steps)), 1.0, taught
-            )
+            update(images, labels, indices, Address(0, epoch, next(steps)))
 
     return run
 

@@ -73,191 +73,70 @@ FORMS = {
 }  # other columns have whole numbers
 
 
-# Here begins what code/smoothadv/records/manifests.py and scripts/verify_log.py both have, word
-# for word: a test compares them.
-_SETTINGS = """
-text: dataset precision arch library noise device torch cpu_capability generator
-text: arch_given classifier_sha256 noise_kernel method tables_sha256 weights_given
-text: resize local_noise
-text or null: split dataset_fingerprint logits_sha256
-text or null or list of text or null: input_layer
-text or object: checkpoint_sha256 module_sha256
-object: denoiser against plugins shard
-object or null: attack
-object or null or list of object or null: training
-flag: compiled pretrained folded fused tf32 sound label_aware ladder images_saved base_attack
-number 5e-324 to 10: sigma
-list of number 5e-324 to 10: sigmas
-number 0.5 to 0.999: threshold
-number 5e-324 to 0.9999999999999999: alpha alpha_share
-list of number 0 to 1.7976931348623157e308: radii
-list of number -1e300 to 1e300: mean std
-whole 1 to 4000000000: N0
-whole 1 to 1000000000000000000: N
-whole 1 to 1000000: batch attack_batch
-whole 1 to 100000: top_k
-whole 1 to 2000000000: num_classes threads
-whole 0 to 340282366920938463463374607431768211455: seed restarts
-whole 0 to 340282366920938463463374607431768211455 or null: num_noise_vec
-whole 0 to 2000000000 or text or null: target
+# Here begins what scripts/write_schema.py writes.
+SETTINGS = """
+N N0 alpha alpha_share arch arch_given attack_batch base_attack batch checkpoint_sha256
+classifier_sha256 compiled cpu_capability dataset dataset_fingerprint denoiser device
+folded fused generator images_saved input_layer label_aware ladder library local_noise
+logits_sha256 mean method module_sha256 noise noise_kernel num_classes num_noise_vec
+plugins precision pretrained radii resize restarts seed shard sigma sigmas sound split std
+tables_sha256 target tf32 threads threshold top_k torch training weights_given
 """
-_RUN = """
-text: device started smoothadv python platform denoiser
-text or null: checkpoint git_commit logits_sha256
-list of text: command
-object: packages
-list of object: plugins
-whole 0 to 4000000000000000000: first_row images shard
-whole 1 to 4000000000: skip
-whole 1 to 2000000000: torch_threads
-whole 1 to 4000000000000000000 or null: max
-list of whole 1 to 2000000000: image_shape
-whole 1 to 1000000: batch attack_batch
+NEEDED = """
+dataset split dataset_fingerprint arch input_layer num_classes sigma alpha seed noise N0 N
+method sound
 """
-SETTINGS, RUN = (
-    {
-        name: form
-        for form, _, names in (line.partition(": ") for line in table.split("\n"))
-        for name in names.split()
-    }
-    for table in (_SETTINGS, _RUN)
-)
-KINDS = {
-    "text": "str",
-    "flag": "bool",
-    "object": "dict",
-    "null": "NoneType",
-    "whole": "int",
-    "number": "int float",
-}
-WORDS = {
-    "text": "a text",
-    "flag": "true or false",
-    "object": "an object",
-    "list": "a list",
-    "of": "of which each is",
-}
-WORDS |= {"whole": "a whole number from", "number": "a number from"}
-NEEDED = (
-    "dataset split dataset_fingerprint arch input_layer num_classes sigma alpha seed noise N0 N "
-    "method sound"
-)
 METHODS = {  # the settings and the columns of each procedure that not all have
-    "exact": ("", ""),
-    "two-sided": ("alpha_share", "rival"),
-    "top-k": ("alpha_share top_k", ""),
-    "adaptive": ("radii label_aware ladder tables_sha256", "samples level looks"),
-    "sequential": ("radii label_aware alpha_share tables_sha256", "samples level looks rival"),
-    "cascade": ("alpha_share sigmas threshold", "stage"),
+    "two-sided": (
+        "alpha_share",
+        "rival",
+    ),
+    "adaptive": (
+        "radii label_aware ladder tables_sha256",
+        "samples level looks",
+    ),
+    "top-k": (
+        "alpha_share top_k",
+        "",
+    ),
+    "sequential": (
+        "radii label_aware alpha_share tables_sha256",
+        "samples level looks rival",
+    ),
+    "cascade": (
+        "alpha_share sigmas threshold",
+        "stage",
+    ),
     "sequential-cascade": (
-        "radii label_aware alpha_share tables_sha256 sigmas threshold",
+        "radii label_aware alpha_share sigmas threshold tables_sha256",
         "samples level looks stage",
     ),
-    "router": ("alpha_share sigmas", "stage rival router_successes router_rival"),
+    "exact": (
+        "",
+        "",
+    ),
+    "router": (
+        "alpha_share sigmas",
+        "stage rival router_successes router_rival",
+    ),
     "sequential-router": (
-        "radii label_aware alpha_share tables_sha256 sigmas",
+        "radii label_aware alpha_share sigmas tables_sha256",
         "samples level looks stage rival router_successes router_rival router_trials",
     ),
 }
-
-
-def fits(value: Any, form: str) -> bool:
-    """Whether a value in a manifest has a form, like those above; true and false are no numbers."""
-    kinds, _, each = form.partition("list of ")
-    if type(value) is list:
-        return bool(each) and all(fits(one, each) for one in value)
-    for kind, *ends in map(str.split, filter(None, kinds.split(" or "))):
-        if type(value).__name__ in KINDS[kind].split():
-            number = int if kind == "whole" else float
-            return not ends or bool(number(ends[0]) <= value <= number(ends[2]))
-    return False
-
-
-def manifest_fault(manifest: Any) -> str:
-    """What is impossible in a manifest: no settings and runs, or a value of another form; "" if
-    nothing is.
-    """
-    content = {"settings": None, "runs": None, **(manifest if fits(manifest, "object") else {})}
-    settings, runs = content["settings"], content["runs"]
-    if not fits(settings, "object") or not fits(runs, "list of object"):
-        return "holds no settings and runs"
-    for part, forms in [(settings, SETTINGS), *((run, RUN) for run in runs)]:
-        for name, value in part.items():
-            if name in forms and not fits(value, forms[name]):
-                expected = " ".join(WORDS.get(word, word) for word in forms[name].split())
-                return f"says that {name} is {json.dumps(value)[:60]}; {expected} is expected"
-    return ""
-
-
-def images_of(settings: dict[str, Any], run: dict[str, Any]) -> range:
-    """The indices of the images that a run selects, or of those in a shard."""
-    part = settings.get("shard", {"index": 0, "count": 1})
-    return range(0, run["images"], run["skip"])[: run["max"]][part["index"] :: part["count"]]
-
-
-def log_fault(manifest: dict[str, Any]) -> str:
-    """What a certification log's settings, or its last run, lack, have too much or contradict; ""
-    if nothing.
-    """
-    settings, run = manifest["settings"], (manifest["runs"] or [{}])[-1]
-    if settings.get("method") not in METHODS:
-        return f"names no method, one of {', '.join(METHODS)}"
-    own = METHODS[settings["method"]][0].split()
-    of_methods = {name for names, _ in METHODS.values() for name in names.split()}
-    allowed = {*SETTINGS}.difference(of_methods, ["attack", "against"]).union(own)
-    needed = [*NEEDED.split(), "images", "skip", "max", "image_shape", *own]
-    if lacking := [name for name in needed if name not in {**settings, **run}]:
-        return f"lacks {lacking[0]!r}"
-    if foreign := [name for name in settings if name not in allowed]:
-        return f"states {foreign[0]!r}, which no such log has"
-    whole, radii = images_of({}, run), settings.get("radii", [0])
-    sigmas = settings.get("sigmas", [settings["sigma"]])
-    selection = [whole.start, whole.stop, whole.step]
-    usual = {"index": 0, "count": 1, "examples": selection}
-    shard = settings.get("shard", usual)
-    part = {**usual, **shard}
-    index, count = part["index"], part["count"]
-    contradictions = {
-        "noise that is not that of its sound": settings["noise"]
-        != "Rounded" * settings["sound"] + "GaussianNoise",
-        "radii that do not ascend from 0": radii[:1] != [0]
-        or any(a >= b for a, b in zip(radii, radii[1:])),
-        "an N above 4000000000": settings["N"] > 4 * 10**9,
-        "a sigma that is not the largest of its sigmas": settings["sigma"]
-        != max(sigmas, default=0),
-        "fewer than two stages": "sigmas" in own and len(sigmas) - ("threshold" not in own) < 2,
-        "a top_k of all its classes": settings.get("top_k", 0) >= max(2, settings["num_classes"]),
-        "an impossible shard": not len(part) == len(shard) == 3
-        or not fits([index, count], "list of whole 0 to 1000000000")
-        or index >= count,
-        "a shard of other images": part["examples"] != selection,
-    }
-    return next((f"has {fault}" for fault, holds in contradictions.items() if holds), "")
-
-
-def certification_columns(settings: dict[str, Any]) -> list[str]:
-    """The columns of a certification log of one of METHODS, in their order."""
-    own = METHODS[settings["method"]][1]
-    columns = f"idx label predict radius correct time successes trials {own}".split()
-    columns += [f"rival_{number + 1}" for number in range(settings.get("top_k", 0))]
-    stages = range(1, 1 + len(settings["sigmas"]) if "threshold" in settings else 1)
-    columns += [f"stage_{number}_rival" for number in stages]
-    columns += [f"stage_{number}_trials" for number in stages if "radii" in settings]
-    columns += ["label_aware"] * settings.get("label_aware", False)
-    return columns + ["squared_radius"] * settings["sound"]
 
 
 def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, Any]:
     """The rules for a row, or for all rows if ``row`` has arrays: whether each holds, by words for
     its violation.
 
-    ``A <= B`` of truth values means: if A, then B. All rules but the radius bound are arithmetic.
+    All rules but the radius bound are arithmetic.
     """
     idx, label, predict, radius, successes, trials = (
         row[name] for name in ("idx", "label", "predict", "radius", "successes", "trials")
     )
     classes, n, claims = settings["num_classes"], settings["N"], predict >= 0
-    rivals = [row[name] for name in certification_columns(settings) if name.startswith("rival")]
+    rivals = [row[name] for name in row if name.startswith("rival")]
     others, order = trials - successes - sum(rivals), [trials - successes, *rivals]
     squared = row.get("squared_radius", 0)
     # All draws are successes; the sum of the bounds on the rivals of a set adds Phi^-1(1 - 1 / k) <
@@ -287,10 +166,12 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
         & (0 <= others)
         & (others <= (classes - 1 - len(rivals)) * [trials, *rivals][-1]),
         "its rivals do not descend": sum((a < b) * 1 for a, b in zip(order, order[1:])) == 0,
-        "its class does not lead the rival": (claims & (rivals != []) & (settings["alpha"] <= 0.5))
-        <= (successes > sum(rivals[-1:])),
-        "it is a certificate of no trials, or of a number that decides nothing": claims
-        <= is_decided,
+        "its class does not lead the rival": if_then(
+            claims & (rivals != []) & (settings["alpha"] <= 0.5), successes > sum(rivals[-1:])
+        ),
+        "it is a certificate of no trials, or of a number that decides nothing": if_then(
+            claims, is_decided
+        ),
         "squared_radius is not below (255 R)^2": ((0 <= squared) & (squared < (255 * radius) ** 2))
         | (squared == 0),
     }
@@ -314,8 +195,8 @@ def grid_checks(row: Any, settings: dict[str, Any]) -> dict[str, Any]:
         & ((looks > 0) == (drawn > 0)),
         "level is not that of its radius": row["level"] + 1
         == claims * sum((r <= 1.0 * row["radius"]) * 1 for r in settings["radii"]),
-        "label_aware is not whether its class was wrong": (
-            (claims & settings["label_aware"]) <= (predict == label)
+        "label_aware is not whether its class was wrong": if_then(
+            claims & settings["label_aware"], predict == label
         )
         & (((aware == 1) & (drawn == 0)) | (aware == 0)),
     }
@@ -336,8 +217,8 @@ def stage_checks(row: Any, settings: dict[str, Any]) -> dict[str, Any]:
         own += is_own * trials
         possible &= (0 <= rival) & (rival <= trials) & (trials <= n)
         possible &= (number <= stage) | (trials == 0)
-        possible &= (claims & (number <= stage)) <= (trials > 0)
-        possible &= is_own <= ((rival <= rest) & (rest - rival <= others * rival))
+        possible &= if_then(claims & (number <= stage), trials > 0)
+        possible &= if_then(is_own, (rival <= rest) & (rest - rival <= others * rival))
     return {
         "its stage is none of the cascade's": (1 <= stage) & (stage <= numbers[-1]),
         "the counts of its stages are impossible": possible,
@@ -359,13 +240,124 @@ def router_checks(row: Any, settings: dict[str, Any]) -> dict[str, Any]:
         & (0 <= rival)
         & (rival <= rest)
         & (drawn <= settings["N"])
-        & (claims <= ((routed > 0) & (rest <= (stages - 1) * rival))),
+        & if_then(claims, (routed > 0) & (rest <= (stages - 1) * rival)),
         "its classifiers have more draws than samples": (row["trials"] + drawn)
         <= (row["samples"] - 2 * settings["N0"] if known else row["trials"] + drawn),
     }
 
 
+def if_then(condition: Any, consequence: Any) -> Any:
+    """Whether a consequence holds where its condition does; both are truth values, or arrays."""
+    return condition <= consequence
+
+
 # Here ends it.
+
+WHOLE = {  # of what is computed with, the least and the largest number
+    "N": (1, 4 * 10**9),
+    "N0": (1, 4 * 10**9),
+    "num_classes": (1, 4 * 10**9),
+    "top_k": (1, 100_000),
+    "images": (0, 4 * 10**9),
+    "skip": (1, 4 * 10**9),
+    "max": (1, 4 * 10**9),
+}
+REAL = {
+    "sigma": (5e-324, 10),
+    "alpha": (5e-324, 1 - 2**-53),
+    "alpha_share": (5e-324, 1 - 2**-53),
+    "threshold": (0.5, 0.999),
+}
+LISTS = {
+    "radii": (REAL, 0, sys.float_info.max),
+    "sigmas": (REAL, 5e-324, 10),
+    "image_shape": (WHOLE, 1, 10**9),
+}
+FLAGS = ("sound", "ladder", "label_aware")
+
+
+def is_number(value, kind, low, high):
+    """Whether a value is a number of WHOLE or REAL, from low to high; true and false are none."""
+    types = (int,) if kind is WHOLE else (int, float)
+    return type(value) in types and low <= value <= high
+
+
+def value_fault(name, value):
+    """What is wrong with a value in a manifest with which this script computes; "" if nothing."""
+    holds = True
+    if name in LISTS:
+        holds = type(value) is list and all(is_number(each, *LISTS[name]) for each in value)
+    elif name in FLAGS:
+        holds = type(value) is bool
+    elif name in WHOLE or name in REAL:
+        kind = WHOLE if name in WHOLE else REAL
+        holds = is_number(value, kind, *kind[name]) or (name == "max" and value is None)
+    elif name == "noise":
+        holds = type(value) is str
+    return "" if holds else f"says that {name} is {json.dumps(value)[:60]}, which cannot be"
+
+
+def images_of(settings, run):
+    """The indices of the images that a run selects, or of those in a shard."""
+    part = settings.get("shard", {"index": 0, "count": 1})
+    return range(0, run["images"], run["skip"])[: run["max"]][part["index"] :: part["count"]]
+
+
+def manifest_fault(manifest):
+    """What the settings of a manifest, or its last run, lack, have too much or contradict; "" if
+    nothing.
+    """
+    content = manifest if type(manifest) is dict else {}
+    settings, runs = content.get("settings"), content.get("runs")
+    if type(settings) is not dict or type(runs) is not list or type((runs or [{}])[-1]) is not dict:
+        return "holds no settings and runs"
+    run = (runs or [{}])[-1]
+    if settings.get("method") not in [*METHODS]:
+        return f"names no method, one of {', '.join(METHODS)}"
+    own = METHODS[settings["method"]][0].split()
+    of_methods = {name for names, _ in METHODS.values() for name in names.split()}
+    needed = [*NEEDED.split(), "images", "skip", "max", "image_shape", *own]
+    if lacking := [name for name in needed if name not in {**settings, **run}]:
+        return f"lacks {lacking[0]!r}"
+    if foreign := {*settings}.difference(SETTINGS.split()) | {*settings}.intersection(
+        of_methods
+    ) - {*own}:
+        return f"states {min(foreign)!r}, which no such log has"
+    known = {**run, **settings}
+    if faults := [fault for name in known if (fault := value_fault(name, known[name]))]:
+        return faults[0]
+    whole, radii = images_of({}, run), settings.get("radii", [0])
+    sigmas = settings.get("sigmas", [settings["sigma"]])
+    usual = {"index": 0, "count": 1, "examples": [whole.start, whole.stop, whole.step]}
+    shard = settings.get("shard", usual)
+    part = shard if type(shard) is dict and shard.keys() == usual.keys() else {**usual, "count": 0}
+    index, count = part["index"], part["count"]
+    contradictions = {
+        "noise that is not that of its sound": settings["noise"]
+        != "Rounded" * settings["sound"] + "GaussianNoise",
+        "radii that do not ascend from 0": radii[:1] != [0]
+        or any(a >= b for a, b in zip(radii, radii[1:])),
+        "a sigma that is not the largest of its sigmas": settings["sigma"]
+        != max(sigmas, default=0),
+        "fewer than two stages": "sigmas" in own and len(sigmas) - ("threshold" not in own) < 2,
+        "a top_k of all its classes": settings.get("top_k", 0) >= max(2, settings["num_classes"]),
+        "an impossible shard": not is_number(count, WHOLE, 1, 10**9)
+        or not is_number(index, WHOLE, 0, count - 1),
+        "a shard of other images": part["examples"] != usual["examples"],
+    }
+    return next((f"has {fault}" for fault, holds in contradictions.items() if holds), "")
+
+
+def certification_columns(settings):
+    """The columns of a certification log of one of METHODS, in their order."""
+    own = METHODS[settings["method"]][1]
+    columns = f"idx label predict radius correct time successes trials {own}".split()
+    columns += [f"rival_{number + 1}" for number in range(settings.get("top_k", 0))]
+    stages = range(1, 1 + len(settings["sigmas"]) if "threshold" in settings else 1)
+    columns += [f"stage_{number}_rival" for number in stages]
+    columns += [f"stage_{number}_trials" for number in stages if "radii" in settings]
+    columns += ["label_aware"] * settings.get("label_aware", False)
+    return columns + ["squared_radius"] * settings["sound"]
 
 
 def below(interval):
@@ -820,7 +812,7 @@ def verify(log):
     none is missing.
     """
     manifest = json.loads(log.with_name(f"{log.name}.manifest.json").read_text())
-    if fault := manifest_fault(manifest) or log_fault(manifest):
+    if fault := manifest_fault(manifest):
         raise ValueError(f"its manifest {fault}")
     kind = RouterProcedure if "sigmas" in manifest["settings"] else Procedure
     kind = CascadeProcedure if "threshold" in manifest["settings"] else kind

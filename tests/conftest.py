@@ -85,8 +85,11 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Tables that the tests build, and the processes that they start, are never cached among this
     user's.
     """
+    from smoothadv.base.tables import kept_rows
+    from smoothadv.statistics.error_spending import rows_of
     from support.commands import ENVIRONMENT
 
+    rows_of.set(kept_rows)
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SMOOTHADV_CACHE", str(folder))

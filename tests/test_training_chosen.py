@@ -5,14 +5,12 @@ and refused.
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from smoothadv.checkpoints import load_classifier
-from smoothadv.training import run as loop
-from smoothadv.training import teacher
-from support.commands import Outcome, call, header, refused
+from smoothadv.training.teacher import NoisyVotes
+from support.commands import Outcome, call, refused
 from support.trainings import after_update, read, same_state, send
 
 pytestmark = pytest.mark.usefixtures("workplace")
@@ -49,19 +47,17 @@ def train(capsys, folder: str, *options: object) -> Outcome:
     return call(capsys, "train", "digits", "digits_resnet8", folder, *SMALL, *options)
 
 
-def watch(patch: pytest.MonkeyPatch, module, signalled: int = 0) -> list[tuple[int, int]]:
-    """The images and draws of each count of votes from now on; during one of them, from 1, comes a
-    signal.
-    """
-    looks, count = [], module.count_votes
+def watch(patch: pytest.MonkeyPatch, signalled: int = 0) -> list[int]:
+    """The images of each count of votes from now on; during one of them, from 1, comes a signal."""
+    looks, count = [], NoisyVotes.count
 
-    def counting(classifier, images, indices, draws, *more, **options):
-        looks.append((len(indices), draws))
+    def counting(votes, indices, *how, **more):
+        looks.append(len(indices))
         if len(looks) == signalled:
             send()
-        return count(classifier, images, indices, draws, *more, **options)
+        return count(votes, indices, *how, **more)
 
-    patch.setattr(module, "count_votes", counting)
+    patch.setattr(NoisyVotes, "count", counting)
     return looks
 
 
@@ -70,14 +66,12 @@ def test_images_are_chosen_by_looks_that_end_in_the_checkpoint(capsys):
     does.
     """
     with pytest.MonkeyPatch.context() as patch:
-        looks = watch(patch, loop)
+        looks = watch(patch)
         after_update(patch, 4, send)
         assert train(capsys, "stopped", *CHOSEN).code == 143
         content = read(Path("stopped"))
         weights = content["image_weights"]
-        assert looks == [(1438, 100), (int((weights > 0).sum()), 16)] and 0 < looks[1][
-            0
-        ] < 1438 == len(weights)
+        assert looks == [1438, int((weights > 0).sum())] and 0 < looks[1] < 1438 == len(weights)
         for name, changed in (("run", weights), ("other", weights.flip(0))):
             shutil.copytree("stopped", name)
             torch.save({**content, "image_weights": changed}, f"{name}/checkpoint.pth.tar")
@@ -85,7 +79,7 @@ def test_images_are_chosen_by_looks_that_end_in_the_checkpoint(capsys):
         assert len(looks) == 2 and not same_state(Path("run"), Path("other")), "a control"
     for number in (1, 2):
         with pytest.MonkeyPatch.context() as patch:
-            looks = watch(patch, loop, signalled=number)
+            looks = watch(patch, number)
             assert train(capsys, "again", *CHOSEN, "--resume").code == 143 and len(looks) == number
         assert (read(Path("again"))["epoch"], read(Path("again")).get("image_weights")) == (1, None)
     assert train(capsys, "again", *CHOSEN, "--resume").code == 0 and same_state(
@@ -93,40 +87,22 @@ def test_images_are_chosen_by_looks_that_end_in_the_checkpoint(capsys):
     )
 
 
-def test_teacher_votes_once_for_each_image_noise_and_number_of_draws(
-    checkpoints, own_cache, capsys, monkeypatch
-):
+def test_teacher_votes_once_for_each_image_and_noise(checkpoint, own_cache, capsys, monkeypatch):
     """When a batch has images that it has not seen, for whatever training."""
     shutil.rmtree(own_cache / "teacher_votes", ignore_errors=True)  # of other tests
-    for folder, name in {"t": "gaussian", "u": "PGD"}.items():
-        shutil.copytree(checkpoints[name].parent, folder)
-    looks = watch(monkeypatch, teacher)
-    for count, changes in enumerate(
-        [["t"], ["t", "--teacher-draws", 3], ["t", "--noise", 0.5], ["u"]], 1
-    ):
-        options = [
-            *CAT_RS,
-            "--overwrite",
-            "--teacher",
-            f"{changes[0]}/checkpoint.pth.tar",
-            *changes[1:],
-        ]
-        for more in ([], [], ["--seed", 1], ["--seed", 1]):
-            assert train(capsys, "run", *options, *more).code == 0
-        assert len(looks) == 2 * count and looks[-2][0] == 256 > looks[-1][0] > 128
-    again = [*CAT_RS, "--overwrite", "--teacher", CHECKPOINT, "--teacher-noise", 0.5]
-    assert train(capsys, "run", *again).code == 0 and len(looks) == 8, "the votes of --noise 0.5"
-    taken = train(capsys, "t", *CAT_RS, "--teacher", "u/checkpoint.pth.tar", "--teacher-draws", 4)
-    assert refused(taken, "t already holds a trained model") and len(looks) == 8, (
-        "before anything is counted"
-    )
+    looks, options = watch(monkeypatch), [*CAT_RS, "--teacher", checkpoint]
+    for more in ([], [], ["--seed", 1], ["--seed", 1]):
+        assert train(capsys, "run", *options, *more, "--overwrite").code == 0
+    assert len(looks) == 2 and looks[0] == 256 > looks[1] > 128
+    for flag in ("--teacher-noise", "--noise"):
+        assert train(capsys, "run", *options, flag, 0.5, "--overwrite").code == 0
+    assert looks[2:] == [256], "it is one noise"
+    refusal = train(capsys, "run", *options, "--teacher-draws", 4)
+    assert refused(refusal, "run already holds a trained model") and len(looks) == 3, "before that"
     for file in (own_cache / "teacher_votes").iterdir():
         file.write_bytes(file.read_bytes()[:-1])
-    assert train(capsys, "run", *options).code == 0
-    assert looks[8:] == looks[:1], "what is damaged in the cache is counted again"
-    assert header(Path("run/log.txt"))[-2:] == ["train_cross_entropy", "train_divergence"]
-    assert train(capsys, "distilled", *DISTILLED).code == 0 and len(looks) == 9
-    assert header(Path("distilled/log.txt"))[-2:] == ["train_distance", "train_cross_entropy"]
+    assert train(capsys, "run", *options, "--overwrite").code == 0
+    assert looks[3:] == [256], "what is damaged in the cache is counted again"
 
 
 def test_a_stop_with_votes_or_without_them_leaves_no_trace(checkpoint, own_cache, capsys):
@@ -146,25 +122,24 @@ def test_a_stop_with_votes_or_without_them_leaves_no_trace(checkpoint, own_cache
     for folder, loses in (("kept", False), ("lost", True)):
         shutil.rmtree(own_cache / "teacher_votes")
         with pytest.MonkeyPatch.context() as patch:
-            looks = watch(patch, teacher)
+            looks = watch(patch)
             after_update(patch, 3, send)
             assert train(capsys, folder, *options).code == 143
             if loses:
                 shutil.rmtree(own_cache / "teacher_votes")
             assert train(capsys, folder, *options).code == 0
-        images = sum(count for count, _ in looks)
-        assert (1438 < images) == loses and looks[:4] == [(256, 20)] * 4
+        assert (1438 < sum(looks)) == loses and looks[:4] == [256] * 4
         assert same_state(Path(folder), Path("whole"))
 
 
 def test_a_teacher_says_which_images_are_left_out(checkpoint, capsys, monkeypatch):
     seen = []
 
-    def count(classifier, images, indices, draws, noise, *_, **__):
-        seen.append((classifier, noise.sigma))
-        return 100 * (indices % 2)[:, np.newaxis]
+    def count(votes, indices, *_, **__):
+        seen.append((votes.classifier, votes.noise_sd))
+        return 100 * (indices % 2)
 
-    monkeypatch.setattr(loop, "count_votes", count)
+    monkeypatch.setattr(NoisyVotes, "count", count)
     options = [
         *CHOSEN[:4],
         "--attack-from-epoch",
@@ -221,10 +196,6 @@ def test_what_contradicts_itself_is_refused_in_one_line(word, checkpoint, capsys
 
 
 def test_share_that_no_image_reaches_is_refused(capsys, monkeypatch):
-    monkeypatch.setattr(
-        loop,
-        "count_votes",
-        lambda classifier, images, indices, *_, **__: np.zeros((len(indices), 1)),
-    )
+    monkeypatch.setattr(NoisyVotes, "count", lambda votes, indices, *_, **__: 0 * indices)
     outcome = train(capsys, "run", "--drop-below", 0.01, "--choose-from-epoch", 0)
     assert refused(outcome, "--drop-below") and not Path("run/checkpoint.pth.tar").exists()

@@ -70,22 +70,6 @@ def updates_saved(folder: Path) -> int:
     return content["epoch"] * STEPS + content["step"]
 
 
-class Watch:
-    """Tells how many updates were saved; to spare the processor it reads the checkpoint only when
-    it has changed.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.seen, self.updates = folder, 0, 0
-
-    def __call__(self) -> int:
-        file = self.folder / "checkpoint.pth.tar"
-        changed = file.stat().st_mtime_ns if file.exists() else 0
-        if changed != self.seen:
-            self.seen, self.updates = changed, updates_saved(self.folder)
-        return self.updates
-
-
 def kill_at_random(process, folder: Path, earliest: int, moments: random.Random) -> None:
     """Kill a process shortly after it has saved a random update; one process in five while it
     starts.
@@ -95,8 +79,7 @@ def kill_at_random(process, folder: Path, earliest: int, moments: random.Random)
             time.sleep(moments.uniform(0, 0.3))
         else:
             update = moments.randrange(earliest + 1, earliest + 5)
-            saved = Watch(folder)
-            wait_until(lambda: saved() >= update, process)
+            wait_until(lambda: updates_saved(folder) >= update, process)
             time.sleep(moments.uniform(0, 0.06))
     finally:
         process.kill()

@@ -93,17 +93,10 @@ def test_test_that_took_place_must_have_given_numbers(tmp_path):
 @pytest.mark.parametrize("text", RELEASED.values(), ids=RELEASED)
 def test_released_log_is_read_by_name_and_its_percents_become_fractions(tmp_path, text, ends):
     table = read_training_log(write(tmp_path / "log.txt", text, ends))
-    assert set(table.columns) == set(RELEASED_COLUMNS)
+    types = {name: "int64" if name == "epoch" else "float64" for name in RELEASED_COLUMNS}
+    assert {name: str(kind) for name, kind in table.dtypes.items()} == types
     for name, values in RELEASED_COLUMNS.items():
         assert table[name].tolist() == pytest.approx(values, rel=1e-15), name
-
-
-@pytest.mark.parametrize("text", DIALECTS.values(), ids=DIALECTS)
-def test_types_do_not_depend_on_the_dialect(tmp_path, text):
-    types = read_training_log(write(tmp_path / "log.txt", text)).dtypes
-    assert {name: str(type_) for name, type_ in types.items()} == {
-        name: "int64" if name == "epoch" else "float64" for name in RELEASED_COLUMNS
-    }
 
 
 @pytest.mark.parametrize("text", DIALECTS.values(), ids=DIALECTS)
@@ -138,26 +131,6 @@ def test_missing_column_is_named(tmp_path, text, column):
     names = ["other" if name in words[column] else name for name in header.split(" ")]
     message = refusal(write(tmp_path / "log.txt", "\n".join([" ".join(names), *rows])))
     assert f"lacks the column {column}" in message
-
-
-@pytest.mark.parametrize("text", RELEASED.values(), ids=RELEASED)
-def test_percent_above_a_hundred_is_refused(tmp_path, text):
-    assert "outside 0 to 1" in refusal(write(tmp_path / "log.txt", text.replace("26.5", "101")))
-
-
-def test_two_runs_in_one_file_are_refused(tmp_path):
-    header, *rows = OURS.splitlines()
-    for epochs in ([*rows, *rows], [*rows, rows[-1]], ["-1" + rows[0][1:], *rows]):
-        assert "two runs" in refusal(write(tmp_path / "log.txt", "\n".join([header, *epochs])))
-
-
-def test_epochs_may_start_late_and_leave_gaps(tmp_path):
-    """A resumed run may have logged its start elsewhere."""
-    header, _, second, third = OURS.splitlines()
-    table = read_training_log(
-        write(tmp_path / "log.txt", "\n".join([header, second, third.replace("2 ", "9 ", 1)]))
-    )
-    assert table.epoch.tolist() == [1, 9]
 
 
 @pytest.mark.parametrize("name", ["epoch", "train_loss", "train_accuracy", "test_loss"])

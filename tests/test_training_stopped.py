@@ -2,6 +2,7 @@
 to continue from.
 """
 
+import itertools
 import math
 import os
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from smoothadv.objectives import Objective
 from smoothadv.training.update import Update
 from support.commands import (
     call,
@@ -249,99 +251,64 @@ def test_ignored_signals_stay_ignored(whole, tmp_path, capsys):
     assert outcome.code == 0 and same_state(tmp_path, whole)
 
 
-def break_loss(monkeypatch, update: int) -> None:
-    """Let the loss of that update be nan."""
-    from smoothadv.objectives import Objective
+def breaking(patch: pytest.MonkeyPatch, what: str, number: int) -> None:
+    """In that update the loss is nan, or a weight becomes infinite, or so does the loss of that
+    test, whose running statistics may be too large where weights are finite.
+    """
+    owner, name = {
+        "loss": (Objective, "criterion"),
+        "weights": (torch.optim.SGD, "step"),
+        "test loss": (Update, "evaluate"),
+    }[what]
+    usual, calls = getattr(owner, name), itertools.count(1)
 
-    count, criterion = 0, Objective.criterion
+    def broken(*arguments):
+        found = usual(*arguments)
+        is_due = next(calls) == number
+        if is_due and what == "loss":
+            return found[0] * math.nan, found[1]
+        if is_due and what == "test loss":
+            return {**found, "test_loss": math.nan}
+        if is_due:
+            arguments[0].param_groups[0]["params"][-1].data[0] = math.inf
+        return found
 
-    def breaking(*arguments):
-        nonlocal count
-        count += 1
-        loss, terms = criterion(*arguments)
-        return loss * math.nan if count == update else loss, terms
-
-    monkeypatch.setattr(Objective, "criterion", breaking)
+    patch.setattr(owner, name, broken)
 
 
 @pytest.mark.parametrize(
-    ("often", "update", "where", "kept"),
+    ("what", "number", "how", "kept"),
     [
-        (False, 17, "epoch 2", (1, 0)),
-        (True, 17, "epoch 2", (1, 4)),
-        pytest.param(True, 24, "epoch 2", (1, 11), marks=pytest.mark.slow),
-        (True, 1, "epoch 1", None),
-        pytest.param(False, 5, "epoch 1", None, marks=pytest.mark.slow),
+        ("loss", 17, "", (1, 0)),
+        ("loss", 17, "saved often", (1, 4)),
+        pytest.param("loss", 24, "saved often", (1, 11), marks=pytest.mark.slow),
+        ("loss", 1, "saved often", None),
+        pytest.param("loss", 5, "", None, marks=pytest.mark.slow),
+        ("weights", 15, "saved often", (1, 2)),
+        ("weights", 15, "stopped", (1, 0)),
+        ("test loss", 2, "", (1, 0)),
     ],
-    ids=["epoch kept", "step kept", "last step", "first step", "first epoch"],
 )
-def test_loss_that_is_no_number_ends_in_one_line_and_leaves_the_last_good_checkpoint(
-    often, update, where, kept, whole, tmp_path, capsys
+def test_what_is_no_number_ends_in_one_line_and_leaves_the_last_good_checkpoint(
+    what, number, how, kept, whole, tmp_path, capsys
 ):
-    clock = iter(range(10**9))
+    clock = itertools.count()
     with pytest.MonkeyPatch.context() as patch:
-        break_loss(patch, update)
-        if often:  # by a clock of its own, else a fast machine would leave out a step
+        if how == "stopped":
+            after_update(patch, number, send)
+        if how == "saved often":  # by a clock of its own: a fast machine would leave out a step
             patch.setattr("smoothadv.training.run.time.monotonic", lambda: float(next(clock)))
-        outcome = train(capsys, tmp_path, *(AT_ONCE if often else []))
-    assert outcome.code == 1
-    assert_one_line(outcome.err, "error: ", "loss stopped being finite", where, "--lr")
-    if kept is None:
-        assert (
-            "nothing was saved yet" in outcome.err
-            and not (tmp_path / "checkpoint.pth.tar").exists()
-        )
-    else:
-        assert f"last good checkpoint is {tmp_path / 'checkpoint.pth.tar'}" in outcome.err
+        breaking(patch, what, number)
+        outcome = train(capsys, tmp_path, *(AT_ONCE if how == "saved often" else []))
+    where = f"the {what} stopped being finite in epoch {1 if kept is None else 2}"
+    saved = tmp_path / "checkpoint.pth.tar"
+    said = f"the last good checkpoint is {saved}" if kept else "nothing was saved yet"
+    assert outcome.code == 1 and saved.exists() == bool(kept)
+    assert_one_line(outcome.err, "error: ", where, "--lr", said)
+    if kept is not None:
         content = read(tmp_path)
         assert (content["epoch"], content["step"]) == kept
         assert all(weights.isfinite().all() for weights in content["state_dict"].values())
-    assert_resumes(capsys, tmp_path, whole)
-
-
-@pytest.mark.parametrize("stopping", [False, True], ids=["to be saved", "when stopped"])
-def test_weights_that_broke_within_an_epoch_do_not_replace_a_good_checkpoint(
-    stopping, whole, tmp_path, capsys
-):
-    """The loss before that update was still finite."""
-    clock = iter(range(10**9))
-
-    def broken_step(optimizer, *arguments, step=torch.optim.SGD.step):
-        step(optimizer, *arguments)
-        counted.append(optimizer)
-        if len(counted) == 15:
-            optimizer.param_groups[0]["params"][-1].data[0] = math.inf
-            if stopping:
-                send(signal.SIGTERM)
-
-    counted: list[torch.optim.Optimizer] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("smoothadv.training.run.time.monotonic", lambda: float(next(clock)))
-        patch.setattr(torch.optim.SGD, "step", broken_step)
-        outcome = train(capsys, tmp_path, *([] if stopping else AT_ONCE))
-    assert outcome.code == 1
-    assert_one_line(
-        outcome.err, "error: ", "weights stopped being finite", "epoch 2", str(tmp_path)
-    )
-    assert (read(tmp_path)["epoch"], read(tmp_path)["step"]) == ((1, 0) if stopping else (1, 2))
-    assert_resumes(capsys, tmp_path, whole)
-
-
-def test_test_loss_that_is_no_number_ends_the_training(whole, tmp_path, capsys):
-    """Weights may be finite where running statistics are too large."""
-
-    def broken(*arguments, evaluate=Update.evaluate):
-        found = evaluate(*arguments)
-        tested.append(found)
-        return {**found, "test_loss": math.nan} if len(tested) == 2 else found
-
-    tested: list[dict[str, float]] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Update, "evaluate", broken)
-        outcome = train(capsys, tmp_path)
-    assert outcome.code == 1
-    assert_one_line(outcome.err, "error: ", "test loss stopped being finite in epoch 2", "--lr")
-    assert read(tmp_path)["epoch"] == 1
     assert_resumes(capsys, tmp_path, whole)
 
 

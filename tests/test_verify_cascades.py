@@ -15,7 +15,7 @@ import smoothadv
 from smoothadv.analysis.reading import read_logs
 from smoothadv.base.errors import UserError
 from smoothadv.records.logs import manifest_path
-from smoothadv.records.manifests import row_checks
+from smoothadv.records.rows import row_checks
 from support.commands import header, rows
 from support.models import IntervalClassifier
 from support.verifier import script as script

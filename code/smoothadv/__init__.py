@@ -27,11 +27,10 @@ _MODULES = {
     "Smooth": "smoothadv.core",
     "SmoothedModule": "smoothadv.smoothed_module",
     **dict.fromkeys(("certify_votes", "predict_votes"), "smoothadv.statistics.votes"),
-    **dict.fromkeys(("board", "card"), "smoothadv.analysis.functions"),
     **dict.fromkeys(("attack", "certify", "falsify", "predict", "train"), "smoothadv.api"),
 }
 _ANALYSES = (
-    "board card cascade compare empirical envelope examples gap heat_map held_out parameters plot "
+    "cascade compare empirical envelope examples gap heat_map held_out parameters plot "
     "plot_empirical plot_envelope plot_training probabilities report summary table"
 ).split()
 
@@ -59,6 +58,8 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     if not name.startswith("_"):
+        if name in _added():
+            return _added()[name].load()
         from smoothadv.analysis import ANALYSES
         from smoothadv.analysis.functions import function_of
 
@@ -67,5 +68,13 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'smoothadv' has no attribute '{name}'")
 
 
+def _added() -> Any:
+    """The functions of annexes."""
+    from smoothadv.base import annexes
+
+    annexes.load()
+    return annexes.FUNCTIONS
+
+
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_ANALYSES})
+    return sorted({*__all__, *_ANALYSES, *_added()})

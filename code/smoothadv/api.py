@@ -49,7 +49,6 @@ from smoothadv.evaluation.specs import (
 from smoothadv.models.checkpoint import read_members
 from smoothadv.models.name import (
     CHECKPOINT,
-    FUNCTION,
     LIBRARY,
     MODULE,
     STAGES,
@@ -295,7 +294,7 @@ def _training_images(
         raise UserError(
             "test_labels without test: give the images that they are of, or leave them out"
         )
-    name = ModelName(model, FUNCTION if isinstance(model, str) else MODULE)
+    name = ModelName(model, "architecture" if isinstance(model, str) else MODULE)
     training = dataset_of(name, images, labels, num_classes, "images")
     if isinstance(model, str) and isinstance(training, GivenImages):
         training = training.with_constants()  # for the input layer

@@ -13,10 +13,12 @@ import torch
 from smoothadv.architectures.logits import explained, logits_in
 from smoothadv.base.devices import device_of
 from smoothadv.base.settings import checked, positive_int, positive_noise_level
+from smoothadv.base.tables import kept_rows
 from smoothadv.noise import GaussianNoise, NoiseStream
 from smoothadv.noise.scale import SLACK, check_scale, with_exact_levels
 from smoothadv.statistics import ABSTAIN, PROCEDURES, Certificate, Draws, Procedure, Smoothing
 from smoothadv.statistics.bounds import failure_upper_bound, radius_of
+from smoothadv.statistics.error_spending import rows_of
 from smoothadv.statistics.prediction import predict
 from smoothadv.statistics.ranges import check
 from smoothadv.voting.counter import Poll, VoteCounter
@@ -94,6 +96,7 @@ class Smooth:
         draws at most n.
         """
         x, stream, smoothing = self._smoothed(x, stream, n0, n, alpha)
+        rows_of.set(kept_rows)
         procedure: Procedure = PROCEDURES[method](smoothing, **settings)
         procedure.require_one_classifier()
         return self._run(x, procedure.run(_NO_LABEL), min(batch_size, max(n0, n)), stream)

@@ -57,14 +57,6 @@ def test_images_are_counted_over_all_logs_worst_first():
     assert rows_of([A, B, C]) == WORST_FIRST
 
 
-def test_only_the_best_log_is_a_name_for_people():
-    """A log may be called as a class or a number is."""
-    zero = replace(log("0", {0: (0, 0.5), 3: (1, 0.0)}), images="set A")
-    table = Examples()(Logs([zero]))
-    easy = ["0", "0", 1, 1, 0, 0.5, 0.5, zero.label, None]
-    assert table.rows == [["3", "0", 1, 0, 0, 0.0, 0.0, None, "1"], easy]
-
-
 def test_logs_that_disagree_about_a_label_are_refused_by_the_example():
     with pytest.raises(
         UserError,

@@ -193,6 +193,7 @@ def test_path_of_a_log_is_understood(kind, path):
         ("sigma_1e-3", "sigma"),
         ("sigma_0.25.1", "sigma"),
         ("sigma_x", "sigma"),
+        ("sigma_0.00", "sigma"),  # which is not computed with
         ("mysigma_0.25", "sigma"),
         ("noise_x/sigma_0.5", "noise"),
         ("steps_PGD_steps/sigma_0.5", "num_steps"),
@@ -203,11 +204,6 @@ def test_path_of_a_log_is_understood(kind, path):
 )
 def test_what_a_path_only_resembles_is_not_understood(name, absent):
     assert facts_of("certification", Path(name), {}).get(absent) is None
-
-
-@pytest.mark.parametrize("name", ["sigma_0", "sigma_0.00"])
-def test_noise_of_0_in_a_path_is_not_computed_with(name):
-    assert facts_of("certification", Path(name), {}).get("sigma") is None
 
 
 def test_every_value_says_where_it_is_from():
@@ -277,21 +273,14 @@ def test_manifest_wins_over_the_path(tmp_path):
     assert facts_of("certification", log, {}).get("sigma") == 0.25, "without it, the path decides"
 
 
-def test_lists_of_plug_ins_are_texts(tmp_path):
+def test_lists_of_plug_ins_are_texts_and_the_path_fills_no_gaps(tmp_path):
+    """A folder's name is no evidence against the record of the run itself."""
     settings = {"sigma": 0.5, "N": 1000, "alpha": 0.01}
     settings |= {"training": {"objective": {"name": "own", "regularization": [1.0, 2.0]}}}
     log = with_manifest(tmp_path, {"settings": settings, "runs": []})
-    assert facts_of("certification", log, {}).values["lambda"] == "[1.0, 2.0]"
-
-
-def test_where_there_is_a_manifest_the_path_fills_no_gaps(tmp_path):
-    """A folder's name is no evidence against the record of the run itself."""
-    log = with_manifest(tmp_path, {"settings": {"sigma": 0.5, "N": 1000, "alpha": 0.01}})
-    assert facts_of("certification", log, {}).values == {
-        "sigma": 0.5,
-        "N": 1000,
-        "alpha": 0.01,
-    }
+    found = facts_of("certification", log, {}).values
+    named = {"objective": "own", "training": "own", "optimizer": "sgd", "lambda": "[1.0, 2.0]"}
+    assert found == {"sigma": 0.5, "N": 1000, "alpha": 0.01, **named}
 
 
 def test_stated_values_win_over_all_others(tmp_path):
@@ -303,11 +292,8 @@ def test_stated_values_win_over_all_others(tmp_path):
     ):
         assert {name: parameters.get(name) for name in stated} == stated
         assert {parameters.sources[name] for name in stated} == {"stated"}
-    assert facts_of("certification", Path("sigma_0.25"), stated).get("sigma") == 0.75
-    assert (
-        facts_of("certification", Path("sigma_0.25"), {**stated, "sigma": None}).get("sigma")
-        == 0.25
-    )
+    unstated = {**stated, "sigma": None}
+    assert facts_of("certification", Path("sigma_0.25"), unstated).get("sigma") == 0.25
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The analyses as functions of logs: the numbers of the command, in a DataFrame."""
 
-import io
 import json
 import pickle
 import subprocess
@@ -66,10 +65,7 @@ def test_function_gives_the_numbers_of_the_command(name, here, capsys):
 
 @pytest.mark.filterwarnings("ignore::smoothadv.base.errors.DoubtfulWarning")
 def test_figures_and_pages_are_returned(here):
-    figure = smoothadv.plot("cohen", title="of the test")
-    assert isinstance(figure, Figure)
-    figure.savefig(written := io.BytesIO(), format="png")
-    assert written.getvalue().startswith(b"\x89PNG")
+    assert isinstance(smoothadv.plot("cohen", title="of the test"), Figure)
     page = smoothadv.report("cohen")
     assert page.startswith("<!DOCTYPE html>") and page.rstrip().endswith("</html>")
 

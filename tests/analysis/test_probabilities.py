@@ -102,17 +102,12 @@ def test_logs_that_do_not_tell_their_bounds_are_named():
     sequential = log(
         "sequential.tsv", table={"rival": 7, "looks": 1}, method="a procedure of another machine"
     )
+    stages = log("stages.tsv", method="cascade", sigmas=[0.5, 0.25], threshold=0.7)
     unknown = log("unknown.tsv", counts=False, sigma=None)
     with pytest.raises(
-        UserError, match="^the bounds of p_A, .*told of sequential.tsv, unknown.tsv$"
+        UserError, match="^the bounds of p_A, .*told of sequential.tsv, unknown.tsv, stages.tsv$"
     ):
-        Probabilities()(Logs([sequential, unknown]))
+        Probabilities()(Logs([sequential, unknown, stages]))
     with pytest.warns(UserWarning, match="told of sequential.tsv$"):
         (row,) = Probabilities()(Logs([log(), sequential])).rows
     assert row[0].name == "log.tsv"
-
-
-def test_several_stages_have_no_p_a_in_common():
-    of_cascade = log("c.tsv", method="cascade", sigmas=[0.5, 0.25], threshold=0.7)
-    with pytest.raises(UserError, match="which need one classifier.* cannot be told of c.tsv"):
-        with_bounds([of_cascade])

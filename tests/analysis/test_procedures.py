@@ -9,7 +9,6 @@ from typing import ClassVar
 import pytest
 
 from smoothadv.analysis.reading import read_logs
-from smoothadv.records.readers import read_certification_log
 from smoothadv.statistics import PROCEDURES, Procedure, Voting
 from smoothadv.statistics.bounds import certified_radius
 from support import refusals
@@ -22,7 +21,6 @@ from support.procedure_logs import (
     GRID,
     SIGMA,
     N,
-    adaptive_row,
     put,
     put_one_of_each,
     row,
@@ -70,18 +68,6 @@ def test_radii_are_judged_by_the_procedure_that_the_manifest_names(monkeypatch):
     assert "on a grid" not in notes_of(str(put("mine.tsv", rows, "cautious")))
     assert "on a grid" not in notes_of(str(put("mine.tsv", rows, "a plug-in that is not there")))
     assert "counts do not certify" in refusal(put("mine.tsv", rows, "exact"))
-
-
-def test_no_trials_are_for_abstentions_alone():
-    assert (
-        len(read_certification_log(put("good.tsv", [adaptive_row(0, -1, trials=0)], "adaptive")))
-        == 1
-    )
-    for level in (0, 1):
-        message = refusal(put("bad.tsv", [GRID[0], adaptive_row(7, level, trials=0)], "adaptive"))
-        assert "certificate of no trials" in message and "idx 7" in message
-    impossible = [row(7, -1, 0.0, 1, 0, samples=100, level=-1, looks=0)]
-    assert "idx 7" in refusal(put("bad.tsv", impossible, "adaptive"))
 
 
 def test_partial_counts_that_rule_out_a_certificate_are_abstentions():

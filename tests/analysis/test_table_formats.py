@@ -19,7 +19,6 @@ from smoothadv.analysis.table_formats import (
     Markup,
     Table,
     display_cells,
-    titles,
 )
 
 PLAIN = Markup(lambda text: f"<{text}>", lambda text: f"^{text} ", lambda text: text)
@@ -95,13 +94,6 @@ def test_value_is_shown_by_its_kind(value, kind, decimals, text):
 )
 def test_best_as_printed_is_bold_where_there_is_another(values, expected):
     assert bold(values) == expected
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_title_says_percent_unless_the_whole_table_is(kind):
-    assert titles(Table([column(kind)], [])) == [
-        "title (%)" if kind in ("fraction", "difference") else "title"
-    ]
 
 
 def cells_of(line: str) -> list[str]:

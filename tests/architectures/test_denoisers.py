@@ -4,6 +4,7 @@ were released.
 
 import math
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -132,22 +133,17 @@ MEAN, SPREAD = (
 )  # of the pixels of images, which are Gaussian: so narrow that none is clipped
 
 
-class PosteriorMean(torch.nn.Module):
-    """What the best possible diffusion model predicts for such images, at any step."""
+def best_model(prediction: str, noisy: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    """What the best possible diffusion model predicts for such images."""
+    assert steps.dtype == torch.float32 and steps.shape == noisy.shape[:1]
+    a, mean, variance = float(ALPHA_BARS[int(steps[0])]), 2 * MEAN - 1, (2 * SPREAD) ** 2
+    image = mean + math.sqrt(a) * variance / (a * variance + 1 - a) * (noisy - math.sqrt(a) * mean)
+    epsilon = (noisy - math.sqrt(a) * image) / math.sqrt(1 - a)
+    v = math.sqrt(a) * epsilon - math.sqrt(1 - a) * image
+    return {"sample": image, "epsilon": epsilon, "v_prediction": v}[prediction]
 
-    def __init__(self, prediction: str) -> None:
-        super().__init__()
-        self.prediction = prediction
 
-    def forward(self, noisy: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
-        assert timestep.dtype == torch.float32 and timestep.shape == noisy.shape[:1]
-        a, mean, variance = float(ALPHA_BARS[int(timestep[0])]), 2 * MEAN - 1, (2 * SPREAD) ** 2
-        image = mean + math.sqrt(a) * variance / (a * variance + 1 - a) * (
-            noisy - math.sqrt(a) * mean
-        )
-        epsilon = (noisy - math.sqrt(a) * image) / math.sqrt(1 - a)
-        v = math.sqrt(a) * epsilon - math.sqrt(1 - a) * image
-        return {"sample": image, "epsilon": epsilon, "v_prediction": v}[self.prediction]
+EPSILON = partial(best_model, "epsilon")
 
 
 def posterior_mean(noisy: torch.Tensor, sigma: float) -> torch.Tensor:
@@ -165,7 +161,7 @@ def noisy_images(sigma: float) -> torch.Tensor:
 @pytest.mark.parametrize("step", [20, 250, 700])
 def test_best_model_gives_the_posterior_mean(prediction, step):
     sigma = float(noise_of(ALPHA_BARS)[step])
-    model = DiffusionModel(PosteriorMean(prediction), ALPHA_BARS, prediction)
+    model = DiffusionModel(partial(best_model, prediction), ALPHA_BARS, prediction)
     noisy = noisy_images(sigma)
     assert model.step(sigma, "nearest") == model.step(sigma * (1 - 1e-9), "released") == step
     assert model.step(sigma, str(step)) == step
@@ -177,7 +173,7 @@ def test_noise_on_the_wrong_scale_is_noticed():
     """The negative control: the step of sigma where 2 sigma is meant, and a model that gets its
     input unscaled.
     """
-    sigma, unet = float(noise_of(ALPHA_BARS)[250]), PosteriorMean("epsilon")
+    sigma, unet = float(noise_of(ALPHA_BARS)[250]), EPSILON
     noisy = noisy_images(sigma)
     model = DiffusionModel(unet, ALPHA_BARS)
     of_half = OneStepDenoiser(model, model.step(sigma / 2, "nearest"))
@@ -190,7 +186,7 @@ def test_noise_on_the_wrong_scale_is_noticed():
 
 @pytest.mark.parametrize("sigma", [0.12, 0.25, 0.5, 1.0])
 def test_step_is_that_of_twice_the_noise(sigma):
-    model = DiffusionModel(PosteriorMean("epsilon"), ALPHA_BARS)
+    model = DiffusionModel(EPSILON, ALPHA_BARS)
     levels = [math.sqrt((1 - a) / a) for a in ALPHA_BARS.tolist()]
     nearest, released = model.step(sigma, "nearest"), model.step(sigma, "released")
     assert nearest == min(range(1000), key=lambda t: abs(levels[t] - 2 * sigma))
@@ -202,7 +198,7 @@ def test_step_is_that_of_twice_the_noise(sigma):
 @pytest.mark.parametrize(("sigma", "timestep"), [(99, "released"), (0.25, "1000")])
 def test_step_that_the_model_has_not_is_refused(sigma, timestep):
     with pytest.raises(UserError, match=rf"^--timestep {timestep}: .* up to 999, with noise up to"):
-        DiffusionModel(PosteriorMean("epsilon"), ALPHA_BARS).step(sigma, timestep)
+        DiffusionModel(EPSILON, ALPHA_BARS).step(sigma, timestep)
 
 
 def test_step_is_given_on_a_scale_of_a_thousand():
@@ -214,7 +210,7 @@ def test_step_is_given_on_a_scale_of_a_thousand():
 
 
 def test_variance_that_a_model_learned_is_left_out():
-    unet, noisy = PosteriorMean("epsilon"), noisy_images(0.25)
+    unet, noisy = EPSILON, noisy_images(0.25)
     both = DiffusionModel(lambda x, t: torch.cat([unet(x, t), torch.rand_like(x)], 1), ALPHA_BARS)
     alone = DiffusionModel(unet, ALPHA_BARS)
     assert torch.equal(OneStepDenoiser(both, 145)(noisy), OneStepDenoiser(alone, 145)(noisy))

@@ -5,6 +5,7 @@ cannot be had.
 import copy
 import sys
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -178,17 +179,15 @@ def test_hub_is_asked_for_files_only_where_it_can_be_reached(reached, monkeypatc
     import huggingface_hub
     import timm
 
-    class Session:
-        def head(self, address, timeout):
-            if not reached:
-                raise OSError(f"no route to {address} in {timeout} seconds")
-
     def create(*arguments, **options):
-        return was_offline.append(huggingface_hub.constants.HF_HUB_OFFLINE) or make(*arguments)
+        was_offline.append(huggingface_hub.constants.HF_HUB_OFFLINE)
+        return make(*arguments)
 
     was_offline, make = list[bool](), timm.create_model
+    session = mock.Mock()
+    session.head.side_effect = None if reached else OSError("no route")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub, "get_session", Session)
+    monkeypatch.setattr(huggingface_hub, "get_session", lambda: session)
     monkeypatch.setattr(timm, "create_model", create)
     library_network("timm:test_resnet", pretrained=True)
     assert was_offline == [not reached] and not huggingface_hub.constants.HF_HUB_OFFLINE

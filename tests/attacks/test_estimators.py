@@ -15,7 +15,6 @@ from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import (
     PlugIn,
-    expected_loss,
     frozen,
     plug_in,
     smoothed_loss,
@@ -26,7 +25,7 @@ from smoothadv.attacks.micro_batches import InParts
 from smoothadv.attacks.pgd import PGD
 from smoothadv.base.settings import settings_record
 from support.models import network_with_state
-from support.slow_attacks import slow_expected_loss, slow_plug_in, smooth_network
+from support.slow_attacks import slow_plug_in, smooth_network
 
 SIGMA = 0.5
 LABEL = torch.tensor([1])
@@ -90,37 +89,6 @@ def test_gradients_from_noise_are_sums_in_full_precision_under_autocast(hard):
     assert torch.equal(gradient, stein_gradient(scores, noise, 0.25))
     coarse = stein_gradient(scores.bfloat16(), noise.bfloat16(), 0.25).float()
     assert (coarse - gradient).abs().max() > 1e-3 * gradient.abs().max(), "the test would notice it"
-
-
-def test_losses_of_two_copies():
-    """Which give class 1 the probabilities 0.9 and 0.1."""
-    score = torch.tensor([math.log(9), -math.log(9)], dtype=torch.float64)
-    for loss, value, gradient in [
-        (expected_loss.__wrapped__, -(math.log(0.9) + math.log(0.1)) / 2, (-0.05, -0.45)),
-        (smoothed_loss, math.log(2), (-0.09, -0.09)),
-    ]:
-        logits = torch.stack([torch.zeros_like(score), score], dim=1)[None].requires_grad_()
-        result = loss(logits, LABEL)
-        assert result.item() == pytest.approx(value, abs=1e-12)
-        (found,) = torch.autograd.grad(result.sum(), logits)
-        assert found[0, :, 1].tolist() == pytest.approx(gradient, abs=1e-12)
-    assert -(math.log(0.9) + math.log(0.1)) / 2 == pytest.approx(1.203973, abs=5e-7)
-
-
-@pytest.mark.parametrize("shape", [(6,), (1, 2, 3)], ids=str)
-@pytest.mark.parametrize("copies", [1, 2, 7])
-def test_it_is_the_mean_of_the_copies_own_gradients(shape, copies):
-    generator = torch.Generator().manual_seed(copies)
-    model, labels = smooth_network(6, 4, seed=0), torch.tensor([0, 3, 2])
-    x = torch.rand(3, *shape, dtype=torch.float64, generator=generator)
-    noise = torch.randn(3, copies, *shape, dtype=torch.float64, generator=generator)
-    estimate = expected_loss(model, x, labels, noise)
-    for estimator, slow in [(expected_loss, slow_expected_loss), (plug_in, slow_plug_in)]:
-        expected = torch.stack([slow(model, *each) for each in zip(x, labels.tolist(), noise)])
-        same = torch.allclose(estimate.gradient, expected, rtol=1e-10, atol=1e-12)
-        assert same == (estimator is expected_loss or copies == 1), "one copy has but one loss"
-    assert estimate.gradient.shape == x.shape and estimate.logits.shape == (3, copies, 4)
-    assert not estimate.gradient.requires_grad and not estimate.logits.requires_grad
 
 
 LABELS, COPIES = torch.tensor([0, 3, 2]), 7

@@ -14,7 +14,6 @@ from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import Estimate, Stein, noisy_logits
 from smoothadv.attacks.micro_batches import (
-    FixedShape,
     InParts,
     places_in_pass,
     rows_per_pass,
@@ -106,26 +105,6 @@ def test_a_pass_holds_whole_examples_or_equal_parts_of_one(copies, batch):
         passes = -(-copies // rows)
         assert passes == -(-copies // batch), "no more passes than the budget demands"
         assert passes * rows - copies < passes, "nor more padding than equal parts need"
-
-
-@given(st.integers(1, 20), st.integers(1, 8), st.integers(0, 50))
-def test_fixed_shape_is_the_same_function_with_the_same_gradient(count, rows, seed):
-    model = smooth_network(DIMENSION, CLASSES, seed)
-    recorder = Recorder(model)
-    inputs = torch.rand(
-        count, DIMENSION, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
-    )
-    weights = torch.randn(
-        count, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1)
-    )
-    results = []
-    for function in (model, FixedShape(recorder, rows)):
-        leaf = inputs.clone().requires_grad_()
-        logits = function(leaf)
-        results.append((logits, *torch.autograd.grad((weights * logits).sum(), leaf)))
-    torch.testing.assert_close(results[1], results[0], rtol=1e-10, atol=1e-12)
-    assert {len(batch) for batch in recorder.batches} == {rows}
-    assert len(recorder.batches) == -(-count // rows)
 
 
 SIZES = list(itertools.product([1, 3, 8], [1, 2, 8, 17]))

@@ -193,7 +193,7 @@ def ddn_norms(distance: float, initial_norm: float, steps: int) -> tuple[list[fl
 @pytest.mark.parametrize(
     "distance, initial_norm", [(0.8, 1.0), (0.3, 0.25), (0.5, 0.5), (0.05, 1.0)]
 )
-@pytest.mark.parametrize("steps", [1, 2, 3, 10, 60])
+@pytest.mark.parametrize("steps", [2, 3, 10, 60])
 def test_ddn_on_a_linear_classifier(distance, initial_norm, steps):
     centre = torch.full((1, 16), 0.5, dtype=torch.float64)
     model = linear_classifier((0.25,) * 16, distance - 2.0)
@@ -204,7 +204,7 @@ def test_ddn_on_a_linear_classifier(distance, initial_norm, steps):
         result = attack(recorder, centre, LABEL)
         close(
             [(point - centre).norm().item() for point in recorder.batches][: len(norms)],
-            norms[: max(steps, 1)],
+            norms,
         )
         close((result - centre).norm(), best)
     if (distance, steps) == (0.8, 10):

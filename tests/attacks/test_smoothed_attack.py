@@ -22,7 +22,6 @@ from smoothadv.noise import Purpose, derive_generator
 from support.fragile_models import ShapeSensitive
 from support.models import Recorder, network_with_state
 from support.slow_attacks import batch_noise, estimators_and_slow_ones, slow_pgd, smooth_network
-from support.slow_ddn import slow_ddn_batch
 
 SIGMA, CLASSES = 0.25, 4
 ESTIMATORS = estimators_and_slow_ones(SIGMA)
@@ -70,17 +69,6 @@ def test_result_is_that_of_the_pseudo_code_on_the_noise_of_each_index(shape, cop
     assert (elsewhere(model, inputs, labels, indices) - slow).abs().max() > 1e-4, "it can fail"
 
 
-@pytest.mark.parametrize("copies", [1, 4])
-def test_ddn_is_that_of_the_pseudo_code_too(copies):
-    inputs, model, indices = drawn((1, 2, 3), 8)[0], network((1, 2, 3)), list(range(20, 28))
-    labels = answers(model, inputs)
-    noise = batch_noise(SIGMA, 1, indices, copies, inputs)
-    slow = slow_ddn_batch(model, inputs, labels, noise, 0.6, 6, initial_norm=0.3)
-    attack = SmoothedAttack(DDN(0.6, 6, initial_norm=0.3), SIGMA, copies, seed=1, batch=9)
-    torch.testing.assert_close(attack(model, inputs, labels, indices), slow, rtol=0, atol=1e-9)
-    assert (slow != inputs).any(), "some were moved"
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("options", [{}, {"random_start": True}, {"random_if_flat": True}], ids=str)
 @estimators
@@ -91,18 +79,6 @@ def test_one_pass_is_the_plain_attack_to_the_last_bit(dtype, options, name):
     expected = plain(model, inputs, labels, batch_noise(SIGMA, 5, range(3), 6, inputs), generators)
     result = SmoothedAttack(plain, SIGMA, 6, seed=5)(model, inputs, labels)
     assert torch.equal(result, expected) and result.dtype == dtype and not result.requires_grad
-
-
-@pytest.mark.parametrize(
-    "attack", [PGD(0.5, 3), DDN(0.5, 3), PGD(0.5, 3, step_size=0.1)], ids=["PGD", "DDN", "step"]
-)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_without_noise_it_is_the_base_attack(attack, shape):
-    inputs, model = drawn(shape, 8)[0], network(shape)
-    labels = answers(model, inputs)
-    for seed in (0, 1):
-        result = SmoothedAttack(attack, 0.0, seed=seed)(model, inputs, labels)
-        assert torch.equal(result, attack(model, inputs, labels)) and (result != inputs).any()
 
 
 # Bit-identity. Every attack, estimator and option at least once; batches that hold parts of one
@@ -229,13 +205,3 @@ def test_model_and_arguments_are_left_as_they_were(name, restarts, target):
     assert not result.requires_grad
     result.zero_()
     assert torch.equal(inputs, before[0]), "the result is the caller's own"
-
-
-def test_a_function_will_do_for_a_model_and_gradients_may_be_off():
-    inputs, labels = drawn((6,))
-    model = network((6,))
-    attack = SmoothedAttack(PGD(0.5, 3), SIGMA, 2)
-    with torch.no_grad():
-        assert torch.equal(
-            attack(lambda batch: model(batch), inputs, labels), attack(model, inputs, labels)
-        )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from smoothadv.attacks import CascadeAttack, RouterAttack, SmoothedAttack
+from smoothadv.attacks import SmoothedAttack, StagedAttack
 from smoothadv.attacks.pgd import PGD
 from smoothadv.attacks.smoothed_attack import Examples
 
@@ -41,7 +41,7 @@ def test_a_router_is_attacked_where_its_stages_cannot_be(sign):
     """Both stages are constant, of other classes: only the router can be moved."""
     router = Plane(2 + 0.4 * sign)
     stages = (ALWAYS_0, ALWAYS_1) if sign > 0 else (ALWAYS_1, ALWAYS_0)
-    attack = RouterAttack([*attacks(2), *attacks(1)])
+    attack = StagedAttack([*attacks(2), *attacks(1)], routes=True)
     found = attack((*stages, router), INPUTS, ZEROS)
     assert all(sign * (each - 2) > 0.4 for each in sums(found))
     assert (found - INPUTS).flatten(1).norm(dim=1).max() <= 0.4 + 1e-5
@@ -49,14 +49,16 @@ def test_a_router_is_attacked_where_its_stages_cannot_be(sign):
 
 def test_a_stage_is_attacked_where_the_router_stays():
     stage, router = Plane(2.4), Plane(50.0)  # which always chooses the first stage
-    found = RouterAttack([*attacks(2), *attacks(1)])((stage, ALWAYS_1, router), INPUTS, ZEROS)
+    found = StagedAttack([*attacks(2), *attacks(1)], routes=True)(
+        (stage, ALWAYS_1, router), INPUTS, ZEROS
+    )
     assert min(sums(found)) > 2.4
 
 
 def test_targets_of_a_routers_attack_are_classes_of_the_stages():
     """Class 2 is none of the router's."""
     stages, router = (Plane(50.0, classes=3), Plane(-50.0, classes=3)), Plane(2.4)
-    targeted = RouterAttack([*attacks(2, target=1), *attacks(1)])
+    targeted = StagedAttack([*attacks(2, target=1), *attacks(1)], routes=True)
     targets = targeted.choose_targets((*stages, router), INPUTS, ZEROS)
     assert targets.tolist() == [1, 1, 1]
     assert min(sums(targeted((*stages, router), INPUTS, ZEROS, targets=targets))) > 2.4
@@ -69,7 +71,7 @@ def test_a_cascade_is_attacked_at_the_stage_that_decides():
     changes nothing.
     """
     near, far = Plane(2.4), Plane(1.0)
-    attack = CascadeAttack(attacks(2), threshold=0.7)
+    attack = StagedAttack(attacks(2), threshold=0.7)
     assert min(sums(attack((near, ALWAYS_1), INPUTS, ZEROS))) > 2.4
     # Class 1, which the first stage decides, is out of reach: the attack keeps to its ball.
     assert min(sums(attack((far, near), INPUTS, torch.ones(3, dtype=torch.int64)))) > 1.0
@@ -79,9 +81,9 @@ def test_a_cascade_is_attacked_at_the_stage_that_decides():
 @pytest.mark.parametrize("kind", ["cascade", "router"])
 def test_no_examples_have_no_adversarial_examples(kind, targets):
     models = (Plane(2.4), ALWAYS_1, Plane(1.0))
-    attack = CascadeAttack(attacks(3), 0.7)
+    attack = StagedAttack(attacks(3), 0.7)
     if kind == "router":
-        attack = RouterAttack([*attacks(2), *attacks(1)])
+        attack = StagedAttack([*attacks(2), *attacks(1)], routes=True)
     for indices in (None, []):
         found = attack(models, INPUTS[:0], ZEROS[:0], indices, targets=targets)
         assert found.shape == INPUTS[:0].shape and found.dtype == INPUTS.dtype
@@ -89,7 +91,7 @@ def test_no_examples_have_no_adversarial_examples(kind, targets):
 
 def test_memory_and_batches_are_those_of_all_parts():
     parts, smaller = attacks(3, batch=64), []
-    attack = RouterAttack(parts)
+    attack = StagedAttack(parts, routes=True)
     attack.watch(smaller.append)
     for each in parts:
         each.on_smaller_batch(7)
@@ -110,6 +112,6 @@ def test_an_undecided_stage_of_a_cascade_asks_the_next_one(threshold, moved):
             return torch.stack([score, torch.zeros(len(images))], 1)
 
     models = (Undecided(0.0), Plane(2.4))
-    attack = CascadeAttack(attacks(2), threshold)
+    attack = StagedAttack(attacks(2), threshold)
     found = attack(models, INPUTS, ZEROS)
     assert (attack.lead(models, Examples(found, ZEROS, None)) < 0).all() == moved

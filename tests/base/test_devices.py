@@ -133,11 +133,17 @@ def test_logs_of_gpus_record_whether_float32_was_rounded(monkeypatch, checkpoint
     assert recorded == ("NVIDIA H200", None if precision == "bf16" else False)
 
 
-def test_functions_leave_pytorch_as_it_was():
-    module, seen = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), []
+@pytest.mark.parametrize("sound", [False, True])
+def test_functions_leave_pytorch_as_it_was(sound):
+    def settings() -> tuple[bool, ...]:
+        is_deterministic = torch.are_deterministic_algorithms_enabled()
+        return allows_tf32(), is_deterministic, CUDNN.benchmark, CUDNN.deterministic
+
+    module, seen, before = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), [], settings()
     module.register_forward_hook(lambda *given: seen.append(allows_tf32()))
-    smoothadv.certify(module, torch.rand(2, 1, 2, 2), sigma=0.25, n=99, device="cpu", tf32=False)
-    assert not seen[-1] and allows_tf32()
+    given = {"sigma": 0.25, "n": 99, "device": "cpu", "tf32": False, "sound": sound}
+    smoothadv.certify(module, torch.ones(2, 1, 2, 2), **given)
+    assert not seen[-1] and settings() == before and before[0]
 
 
 def test_modules_get_images_where_their_weights_or_buffers_are():

@@ -109,10 +109,6 @@ FAULTS = {
     "several lines": ("raise ValueError('first\\nsecond')", "first"),
     "name taken": (TAKEN, "objective 'gaussian' is already registered"),
     "nothing": ("x = 1", "registers nothing"),
-    "former name of a procedure's run": (
-        "from smoothadv.statistics import FixedSample\nclass Mine(FixedSample):\n    votes = 1",
-        "Mine: found a method votes(label), call it run(label) (line 2)",
-    ),
     "no dataclass": (
         "from smoothadv.objectives import OBJECTIVES\n\n\n@OBJECTIVES.register('mine')\n"
         "class Mine:\n    pass\n",

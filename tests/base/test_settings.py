@@ -37,7 +37,7 @@ class ShoutSpec(Checked):
         help="how loud",
     )
     times: int | None = setting(None, parse=positive_int, records="times", help="how often")
-    places: tuple[str, ...] = setting((), parse=str, many=True, help="where")
+    places: tuple[str, ...] = setting((), help="where")
     echo: bool = setting(False, help="repeat it")
     clear: bool = setting(True, flag="--no-clear", help="mumble")
     polite: bool | None = setting(None, help="bow first")
@@ -49,7 +49,7 @@ class ShoutSpec(Checked):
         help="what to do with an earlier log",
     )
     log: Path | None = setting(None, parse=output_file, flag="", help="log to write")
-    shouter: object = setting(None, kind=int, keyword=False)
+    shouter: dict[str, str] | None = setting(None, keyword=False)
 
     def __post_init__(self) -> None:
         if self.echo and self.volume < 1:

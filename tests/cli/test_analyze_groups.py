@@ -38,6 +38,35 @@ USAGE = [
     (["summary", "cohen", "--high-probability", "exact0.1"], "'exact0.1' is not a probability"),
     (["summary", "cohen", "--group-by", "sigma"], "--group-by"),
     (["table", "cohen", "--confidence", "95"], "'95' is not a probability"),
+    (["table", "cohen", "--bands", "dkw"], "--bands dkw needs --confidence LEVEL"),
+    (
+        ["table", "cohen", "--confidence", "0.9", "--bands", "wide"],
+        "'wide' is not known; known: exact, bootstrap, dkw",
+    ),
+    (
+        ["table", "cohen", "--confidence", "0.9", "--bands", "clopper-pearson"],
+        "--bands clopper-pearson needs --radii",
+    ),
+    (
+        ["table", "cohen", "-o", "t.md", "-o", "t.xlsx"],
+        "-o t.xlsx: found no ending of .md, .txt, .tex, .csv, .json: --format",
+    ),
+    (["plot", "cohen", "-o", "x", "--of", "p_A", "--norm", "linf"], "--of p_A draws no radii"),
+    (
+        ["heat_map", "cohen", "-o", "x", "--rows", "epsilon"],
+        "--rows and --columns are both epsilon",
+    ),
+    (
+        ["heat_map", "cohen", "-o", "x", "--measure", "clean_accuracy", "--norm", "linf"],
+        "--norm is for radii",
+    ),
+    (
+        [
+            *("heat_map", "cohen", "-o", "x", "--measure", "average_certified_radius"),
+            *("--high-probability", "0.1"),
+        ],
+        "--high-probability is for accuracies",
+    ),
     (["envelope", "cohen", "--group-by", "colour"], "'colour' is not known; known: dataset"),
     (["envelope", "cohen", "--show", "radius"], "'radius' is not known; known: certified_accuracy"),
     (["examples", "cohen", "--worst", "0"], "'0' is not a whole number from 1 to 4,000,000,000"),
@@ -132,28 +161,6 @@ def ends_well_or_in_one_line(outcome: Outcome) -> bool:
         return True
     assert refusal(outcome, 1)
     return False
-
-
-@pytest.mark.parametrize("analysis", ANALYSES)
-def test_analysis_takes_a_folder_with_all_kinds_of_logs(analyze, workplace, analysis):
-    logs_of = {
-        "compare": [COHEN.format("0.25"), COHEN.format("0.50")],
-        "gap": [COHEN.format("0.25"), "attacked", "trained"],
-    }
-    outcome = analyze(analysis, *logs_of.get(analysis, ["."]), *to_file(analysis, "new/result"))
-    ends_well = ends_well_or_in_one_line(outcome)
-    assert ends_well or analysis == "held_out", (
-        outcome.err
-    )  # nothing is held out: tests/sweep/test_best_models.py
-    files = {"page": ["report.html"], "figure": ["result.pdf", "result.png"]}.get(
-        ANALYSES[analysis].makes
-    )
-    if files is None and ends_well:
-        assert len(outcome.out.splitlines()) >= 3
-    elif ends_well:
-        assert (
-            sorted(path.name for path in (workplace / "new").rglob("*") if path.is_file()) == files
-        )
 
 
 @pytest.mark.parametrize("analysis", ANALYSES)

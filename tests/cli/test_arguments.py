@@ -9,19 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from smoothadv.base.settings import any_seed
+from smoothadv.cards import push
 from smoothadv.cli import (
     analyze,
     attack,
     certify,
     evaluation,
     predict,
-    push,
-    quantize,
-    sweep,
     train,
     train_denoiser,
     train_pgd,
 )
+from smoothadv.integer import command as quantize
+from smoothadv.sweep import command as sweep
 from support.commands import command_main
 
 MAKERS = [

@@ -101,8 +101,7 @@ def test_attack_goes_on_with_less_memory_and_says_so(workplace, monkeypatch, cap
     """From 40 noisy copies at a time to 20, 10, 5, 2, 1: whole images of two draws, in the end half
     of one.
     """
-    Path("nets.py").write_text(LINEAR)
-    attack = partial(call, capsys, "attack", "digits", "nets.py:linear", SIGMA)
+    attack = partial(call, capsys, "attack", "digits", LINEAR, SIGMA)
     assert attack("whole", *USUAL).code == 0
     with monkeypatch.context() as patch:
         allow_gradients_of(patch, limit, error)

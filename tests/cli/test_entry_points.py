@@ -2,7 +2,6 @@
 documentation.
 """
 
-import importlib
 import re
 import runpy
 import shlex
@@ -50,7 +49,7 @@ FIRST_STEPS = {
     "train_pgd": ["training.setup.get_dataset"],
     "train_denoiser": ["training.setup.get_dataset"],
     "quantize": ["integer.quantize.quantize", "integer.export.export"],
-    "push": ["evaluation.push.files_of"],
+    "push": ["cards.push.files_of"],
     "certify": [
         "evaluation.certify.prepare",
         "evaluation.verify.verify",
@@ -60,10 +59,10 @@ FIRST_STEPS = {
     "attack": ["evaluation.predict.warn_of_few_draws", "evaluation.falsify.read_certificates"],
     "analyze": [
         "analysis.functions.read_logs",
-        "analysis.card.CardSpec.made",
-        "analysis.board.BoardSpec.text",
+        "cards.card.CardSpec.made",
+        "cards.board.BoardSpec.text",
     ],
-    "sweep": ["cli.sweep.read_grid"],
+    "sweep": ["sweep.command.read_grids"],
     "list": ["cli.list.recipe_names"],
 }
 
@@ -84,13 +83,12 @@ def validate(monkeypatch):
         python, path, *arguments = shlex.split(line, comments=True)
         assert python == "python" and (REPOSITORY / path).is_file()
         name = Path(path).stem
-        command = importlib.import_module(f"smoothadv.cli.{name}")
         for step in FIRST_STEPS[name]:
             monkeypatch.setattr(f"smoothadv.{step}", accept)
         if arguments[:1] == ["merge"]:
             monkeypatch.setattr("smoothadv.cli.evaluation.merge", accept)
         with pytest.raises(Accepted):
-            code = command.main(arguments)
+            code = COMMANDS[name](arguments)
             pytest.fail(f"exit code {code}: {line}")
 
     return give

@@ -2,7 +2,7 @@
 
 import pytest
 
-from smoothadv.datasets import imagenet
+from smoothadv.datasets.sources import imagenet
 from smoothadv.records.logs import recorded_settings
 from support.commands import call, rows, succeed
 from support.image_files import random_image, save_image

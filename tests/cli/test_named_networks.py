@@ -11,11 +11,12 @@ import torch
 
 import smoothadv
 from smoothadv.architectures.libraries import library_network
+from smoothadv.base import plugins
 from smoothadv.checkpoints import read_checkpoint
 from smoothadv.evaluation.specs import CertifySpec
 from smoothadv.models.load import load
 from smoothadv.models.spec import ModelSpec
-from support.commands import call, refused, run_process, script, settings_of, succeed, timeless
+from support.commands import call, refused, settings_of, succeed, timeless
 from support.image_files import random_image, save_image
 from support.named_networks import NAMES, save_folder, save_hf, save_onnx, small_network
 from support.optional import needs
@@ -33,19 +34,14 @@ SMOKE = (
     "--device",
     "cpu",
 )
-FUNCTION = """
+PLUGIN = """
 from torch import nn
+from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork
 
-def make(description):
-    channels, height, width = description.image_shape
-    values = channels * height * width
-    return nn.Sequential(nn.Flatten(), nn.Linear(values, description.num_classes))
-
-def number(description):
-    return 3
-
-def fault(description):
-    return description.nothing
+@LIBRARIES.register("mine")
+def make(location, pretrained, images):
+    channels, classes = (3, 2) if images is None else (images.image_shape[0], images.num_classes)
+    return LibraryNetwork(nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, classes)), "1")
 """
 
 
@@ -56,7 +52,7 @@ def place(workplace: Path) -> Path:
     """
     save_folder(workplace / "photos", "cat", "red_flower")
     save_hf(workplace / "hf")
-    (workplace / "nets.py").write_text(FUNCTION)
+    (workplace / "nets.py").write_text(PLUGIN)
     return workplace
 
 
@@ -81,9 +77,8 @@ def test_folder_of_transformers_is_certified_under_its_own_classes(place, capsys
 def test_one_class_is_for_networks_of_several(place, capsys):
     save_folder(place / "one", "cat")
     assert call(capsys, "certify", "imagefolder:one", "hf:hf", 0.25, "log.tsv", *CHEAP).code == 0
-    own = ("imagefolder:one", "nets.py:make")
-    for command in (("certify", *own, 0.25, "a.tsv", *CHEAP), ("train", *own, "a", *SMOKE)):
-        assert refused(call(capsys, *command), "'imagefolder:one' has one class, called 'cat'")
+    train = ("train", "imagefolder:one", "torchvision:resnet18", "a", *SMOKE)
+    assert refused(call(capsys, *train), "'imagefolder:one' has one class, called 'cat'")
     assert not list(place.glob("a*"))
 
 
@@ -199,17 +194,10 @@ def test_photographs_are_prepared_as_the_network_expects(place):
             1,
         ),
         (
-            ("imagefolder:photos", "nets.py:number", 0.25),
-            "returns a int, expected a torch.nn.Module",
-            1,
+            ("imagefolder:photos", "nets.py:make", 0.25),
+            "nets.py:make: code comes from plug-ins: register the function in nets.py, add --plug",
+            2,
         ),
-        (
-            ("imagefolder:photos", "nets.py:fault", 0.25),
-            "fails for 'imagefolder:photos': AttributeError",
-            1,
-        ),
-        (("imagefolder:photos", "nets.py:nothing", 0.25), "the file defines no such function", 1),
-        (("imagefolder:photos", "nowhere.py:make", 0.25), "nowhere.py:make cannot be read", 2),
         (("imagefolder:grey", "torchvision:resnet18", 0.25, "--no-pretrained"), "3 channels", 1),
     ],
 )
@@ -383,31 +371,26 @@ def test_denoiser_is_trained_for_a_network_that_knows_more_classes(place, capsys
         )
 
 
-def test_function_of_a_file_trains_and_its_checkpoint_asks_for_the_file(place):
+def test_a_library_of_the_user_trains_and_its_checkpoint_asks_for_the_plugin(place, capsys):
     """A checkpoint is data: it runs no code that the user does not name."""
-    done = run_process(
-        script("train", "digits", "nets.py:make", "run", *SMOKE, "--epochs", 1), place
-    )
-    assert done.returncode == 0 and "--plugin nets.py:make" in done.stdout, done.stderr
-    certify = script(
-        "certify", "digits", "run/checkpoint.pth.tar", 0.25, "log.tsv", *CHEAP, "--max", 1
-    )
-    refusal = run_process(certify, place)
-    assert (
-        refusal.returncode == 1 and "not loaded: add --plugin PATH/nets.py:make" in refusal.stderr
-    )
+    train = ("train", "digits", "mine:net", "run", *SMOKE, "--epochs", 1)
+    done = call(capsys, *train, "--plugin", "nets.py")
+    assert done.code == 0 and "--plugin nets.py" in done.out, done.err
+    certify = ("certify", "digits", "run/checkpoint.pth.tar", 0.25, "log.tsv", *CHEAP, "--max", 1)
+    assert refused(call(capsys, *certify), "not loaded: add --plugin PATH/nets.py")
     (place / "elsewhere").mkdir()
     (place / "nets.py").rename(place / "elsewhere/nets.py")
-    assert run_process([*certify, "--plugin", "elsewhere/nets.py:make"], place).returncode == 0
-    assert settings_of("log.tsv")["plugins"].keys() == {"nets.py:make"}
+    succeed(*certify, "--plugin", "elsewhere/nets.py")
+    assert settings_of("log.tsv")["plugins"].keys() == {"nets.py"}
 
 
-def test_function_of_a_file_is_certified_and_verified_where_it_is_named(place, capsys):
-    succeed("certify", "imagefolder:photos", "nets.py:make", 0.25, "log.tsv", *CHEAP)
-    assert settings_of("log.tsv")["plugins"].keys() == {"nets.py:make"}
+def test_a_network_of_the_user_is_certified_and_verified_where_it_is_named(place, capsys):
+    plugin = ("--plugin", "nets.py")
+    succeed("certify", "imagefolder:photos", "mine:net", 0.25, "log.tsv", *CHEAP, *plugin)
+    assert settings_of("log.tsv")["plugins"].keys() == {"nets.py"}
     verify = ("certify", "verify", "log.tsv", "--device", "cpu")
-    assert refused(call(capsys, *verify), "not run unasked: add --classifier nets.py:make")
-    assert "4 of 4 rows" in call(capsys, *verify, "--classifier", "nets.py:make").out
+    assert refused(call(capsys, *verify), "made with nets.py, which is not loaded: add --plugin")
+    assert "4 of 4 rows" in call(capsys, *verify, *plugin).out
 
 
 def test_functions_take_networks_by_name(place):
@@ -421,5 +404,6 @@ def test_functions_take_networks_by_name(place):
         "quiet": True,
         "num_classes": 3,
     }
-    smoothadv.train("nets.py:make", images, labels, objective=objective, **further)
-    assert read_checkpoint("run/checkpoint.pth.tar")["arch"] == "nets.py:make"
+    plugins.load("nets.py")
+    smoothadv.train("mine:net", images, labels, objective=objective, **further)
+    assert read_checkpoint("run/checkpoint.pth.tar")["arch"] == "mine:net"

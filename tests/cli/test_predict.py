@@ -53,7 +53,7 @@ def test_rows_are_consistent_and_have_the_columns_of_the_contract(predict, workp
     [
         ("PGD", ["--num-noise-vec", 4], "predict"),
         ("DDN", ["--num-noise-vec", 4], "predict"),
-        ("PGD", ["--base-attack"], "basePredict"),
+        ("PGD", ["--gradient", "base"], "basePredict"),
     ],
 )
 def test_large_attack_lowers_the_accuracy_of_what_it_attacks(

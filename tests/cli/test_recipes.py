@@ -3,7 +3,6 @@ them.
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,8 @@ from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.cli import train, train_pgd
 from smoothadv.cli.options.recipes import RELEASED, recipe_names
 from smoothadv.cli.options.training import spec_of, with_recipes
-from smoothadv.objectives import OBJECTIVES, Objective
-from smoothadv.training.execution import Execution
-from smoothadv.training.schedule import Schedule
-from smoothadv.training.spec import EvaluationSchedule
+from smoothadv.objectives import OBJECTIVES
+from smoothadv.training.run import TrainingSetup
 from support.commands import Outcome, call, refused, succeed
 from support.trainings import read
 
@@ -36,27 +33,16 @@ COMMANDS = {
 ONE_STEP = ["--epochs", 1, "--steps-per-epoch", 1]
 
 
-@dataclass
-class Composed:
-    """What a command would have trained with."""
-
-    schedule: Schedule
-    objective: Objective
-    execution: Execution
-    evaluation: EvaluationSchedule
-
-
 @pytest.fixture
 def compose(workplace, monkeypatch, capsys):
     """Runs a command up to the training, which is left out: what it composed, or the outcome of a
     refusal.
     """
-    seen: list[Composed] = []
+    seen: list[TrainingSetup] = []
 
     class Noted:
         def __init__(self, setup, folder):
-            spec = setup.spec
-            seen.append(Composed(setup.schedule, spec.objective, spec.execution, spec.tests))
+            seen.append(setup)
 
         def run_epochs(self, report: object, board: bool) -> None:
             pass
@@ -64,7 +50,7 @@ def compose(workplace, monkeypatch, capsys):
     monkeypatch.setattr("smoothadv.training.setup.TrainingRun", Noted)
     monkeypatch.setattr("smoothadv.training.setup.provenance", lambda command: {})  # it asks git
 
-    def run(kind: str, *options: object) -> Composed | Outcome:
+    def run(kind: str, *options: object) -> TrainingSetup | Outcome:
         seen.clear()
         command, attack = COMMANDS[kind]
         outcome = call(capsys, command, *DIGITS, *attack, *options)
@@ -137,7 +123,7 @@ def test_paper_recipes_have_the_values_of_the_paper(compose, name, values, warmu
             1e-4,
             "step",
         )
-        assert kind == "train" or composed.objective.warmup == warmup
+        assert kind == "train" or composed.spec.objective.warmup == warmup
         rates = {schedule.learning_rate_at(epoch, 0, 1) for epoch in range(schedule.epochs)}
         assert len(rates) == -(-schedule.epochs // schedule.learning_rate_step)
 
@@ -170,7 +156,7 @@ def test_paper_recipes_have_the_values_of_the_paper(compose, name, values, warmu
             "checkpoint_minutes",
             10,
         ),
-        ("--evaluate-every 3", ["--evaluate-every", 1], "evaluation", "every", 1),
+        ("--evaluate-every 3", ["--evaluate-every", 1], "tests", "every", 1),
         ("--objective gaussian", ["--objective", "smoothadv"], "objective", "warmup", 10),
     ],
     ids=lambda value: value if isinstance(value, str) and value.startswith("--") else "",
@@ -180,7 +166,7 @@ def test_command_line_wins_even_where_it_states_a_default(
 ):
     composed = compose("PGD", "--recipe", write_recipe(line), *words)
     assert not isinstance(composed, Outcome), composed.err
-    assert getattr(getattr(composed, part), field) == value
+    assert getattr(getattr(composed.spec, part), field) == value
 
 
 def test_own_file_is_a_recipe(compose, write_recipe):
@@ -192,7 +178,7 @@ def test_own_file_is_a_recipe(compose, write_recipe):
     assert (
         composed.schedule.learning_rate,
         composed.schedule.batch,
-        composed.objective.warmup,
+        composed.spec.objective.warmup,
     ) == (0.05, 64, 4)
 
 
@@ -272,10 +258,10 @@ def test_settings_that_nobody_reads_are_left_out_of_recipes_but_refused_as_optio
     path = write_recipe(
         "--warmup 3 --init-norm-DDN 2 --random-start --epsilon 0.25 --num-noise-vec 2"
     )
-    assert compose("train", "--recipe", path).objective.noise_sd == 0.25
+    assert compose("train", "--recipe", path).spec.objective.noise_sd == 0.25
     pgd, ddn = (
-        compose("PGD", "--recipe", path).objective,
-        compose("DDN", "--recipe", path).objective,
+        compose("PGD", "--recipe", path).spec.objective,
+        compose("DDN", "--recipe", path).spec.objective,
     )
     assert (pgd.warmup, pgd.attack.random_start, pgd.attack.epsilon) == (3, True, 0.5)
     assert (ddn.warmup, ddn.attack.initial_norm, ddn.attack.epsilon) == (3, 2.0, 0.5)
@@ -305,15 +291,15 @@ def test_released_behaviour_goes_with_a_recipe_and_the_command_line_wins_over_bo
     monkeypatch.setitem(COMMANDS, "PGD", ("train_pgd", with_epsilon(COMMANDS["PGD"][1], 128)))
     options = ["--released-behaviour", "--recipe", "paper-cifar10", "--epochs", 9]
     composed = compose("PGD", *options)
-    attack = composed.objective.attack
+    attack = composed.spec.objective.attack
     assert (attack.epsilon, attack.random_if_flat) == (0.5, True)
     assert (composed.schedule.epochs, composed.schedule.batch) == (9, 64)
-    assert composed.objective.epsilon(9) == attack.epsilon > composed.objective.epsilon(8)
+    assert composed.spec.objective.epsilon(9) == attack.epsilon > composed.spec.objective.epsilon(8)
 
 
 def test_without_it_nothing_of_the_released_behaviour_is_on(compose):
     for kind in ("PGD", "DDN"):
-        objective = compose(kind).objective
+        objective = compose(kind).spec.objective
         assert not objective.warmup_from_first_epoch and objective.epsilon(0) == 0
         assert not getattr(objective.attack, "random_if_flat", False)
         assert_refused(compose(kind, "--epsilon", 64), "--epsilon", "64")
@@ -330,7 +316,7 @@ def test_without_it_nothing_of_the_released_behaviour_is_on(compose):
 )
 def test_split_updates_divide_the_batch_by_the_number_of_draws(compose, batch, copies, each):
     composed = compose("PGD", "--split-updates", "--batch", batch, "--num-noise-vec", copies)
-    assert composed.schedule.batch == each and composed.objective.copies == copies
+    assert composed.schedule.batch == each and composed.spec.objective.copies == copies
     if copies > 1:
         too_few = compose(
             "PGD", "--split-updates", "--batch", copies - 1, "--num-noise-vec", copies
@@ -341,7 +327,7 @@ def test_split_updates_divide_the_batch_by_the_number_of_draws(compose, batch, c
 @pytest.mark.parametrize(
     ("words", "flag", "estimator"),
     [
-        ("--no-grad-attack", "--gradient", "Stein"),
+        ("--gradient stein", "--gradient", "Stein"),
         ("--gradient hard-stein", "--gradient", "Stein"),
         ("--beta 2", "--beta", "PlugIn"),
     ],

@@ -1,7 +1,6 @@
 """Training on pseudo-labelled images and from pretrained weights, and columns of the log."""
 
 import math
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -37,10 +36,6 @@ def train(folder: object, *options: object) -> None:
     succeed("train", *DIGITS, folder, *SHORT, *options)
 
 
-def pickled(protocol: int, images: object = IMAGES, labels: object = LABELS) -> bytes:
-    return pickle.dumps({"data": images, "extrapolated_targets": labels}, protocol=protocol)
-
-
 @pytest.fixture(scope="module")
 def self_trained(tmp_path_factory) -> Path:
     """A run on digits and pseudo-labelled images [N, H, W, C] in a .npz file."""
@@ -48,17 +43,6 @@ def self_trained(tmp_path_factory) -> Path:
     np.savez(folder / "pseudo.npz", data=IMAGES, extrapolated_targets=LABELS)
     train(folder / "run", "--use-unlabelled", folder / "pseudo.npz")
     return folder / "run"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [pickled(2), pickled(4, IMAGES.transpose(0, 3, 1, 2))],
-    ids=["pickle", "channels first"],
-)
-def test_pickle_and_layout_make_no_difference(self_trained, tmp_path, content):
-    (tmp_path / "pseudo.pickle").write_bytes(content)
-    train(tmp_path / "run", "--use-unlabelled", tmp_path / "pseudo.pickle")
-    assert same_state(tmp_path / "run", self_trained)
 
 
 def test_pseudo_labels_and_their_weight_decide_the_weights_and_are_recorded(
@@ -80,9 +64,6 @@ def test_pseudo_labels_and_their_weight_decide_the_weights_and_are_recorded(
     assert refused(call(capsys, "train", *again), "pseudo_weight was 0.1")
     outcome = call(capsys, "train", *again, "--use-unlabelled", file, "--unlabelled-weight", 0.5)
     assert refused(outcome, "pseudo_weight was 0.1, now 0.5")
-
-
-# One of each kind: test_unlabelled.py has the others.
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +133,8 @@ def test_command_trains_on_from_there(pretrained, three_classes, tmp_path, capsy
         assert len(convolutions) > 6 and all(
             torch.equal(now["state_dict"][name], saved[name]) for name in convolutions
         )
-        assert now["input_layer"] == "center", "it belongs to the weights"
+        constants = [one["mean"] for one in (now, read(pretrained))]
+        assert now["input_layer"] == "center" and constants[0] == constants[1], "of the weights"
         assert now["classes"] == list(describe_dataset(dataset).class_names)
 
 

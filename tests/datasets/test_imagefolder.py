@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from smoothadv.datasets import describe_dataset, get_dataset, stored
-from smoothadv.datasets.image_files import StoredImages
+from smoothadv.datasets import describe_dataset, get_dataset, sources
 from smoothadv.datasets.images import InMemoryImages
+from smoothadv.datasets.stored import StoredImages
 from support.image_files import chw, random_image, save_image
 from support.refusals import refusal
 
@@ -71,8 +71,26 @@ def test_a_path_means_another_folder_in_another_working_directory(tmp_path, monk
         assert describe_dataset("imagefolder:images").image_shape[0] == channels
 
 
-def test_constants_are_of_the_training_images_per_channel_to_4_decimals(tmp_path):
-    """A channel of one value has a deviation that can divide."""
+@pytest.fixture
+def decoded(monkeypatch) -> list[str]:
+    """The names of the files that are decoded from now on, by this process as if it was a new
+    one.
+    """
+    names: list[str] = []
+
+    def read(images, index, shape=None, read=StoredImages.pixels):
+        names.append(images.file(index).name)
+        return read(images, index, shape)
+
+    monkeypatch.setattr(StoredImages, "pixels", read)
+    sources._described.cache_clear()
+    return names
+
+
+def test_constants_are_of_the_training_images_per_channel_to_4_decimals(tmp_path, decoded):
+    """A channel of one value has a deviation that can divide. Later processes do not compute them
+    again.
+    """
     pixels = make_folder(tmp_path, images=7)
     for path, image in pixels.items():
         image[..., 1] = 51
@@ -85,6 +103,9 @@ def test_constants_are_of_the_training_images_per_channel_to_4_decimals(tmp_path
         assert description.mean[channel] == pytest.approx(training[..., channel].mean(), abs=5.1e-5)
         deviation = 1 if channel == 1 else training[..., channel].std()
         assert description.std[channel] == pytest.approx(deviation, abs=5.1e-5)
+    sources._described.cache_clear()
+    assert len(decoded) == 1 + 21
+    assert describe_dataset(f"imagefolder:{tmp_path}") == description and len(decoded) == 1 + 21 + 1
 
 
 @pytest.mark.parametrize("size", ["", "@16"])
@@ -197,8 +218,18 @@ def test_order_of_text_and_single_classes_are_said(tmp_path, names, words):
 
 
 ODD = {
-    "wide": ("train/bee/a.png", 4, 9, "bee/a.png is 9x4 pixels where the first image is 5x4"),
-    "turned": ("test/bee/a.png", 5, 4, "bee/a.png is 4x5 pixels where the first image is 5x4"),
+    "wide": (
+        "train/bee/a.png",
+        4,
+        9,
+        "bee/a.png is 9x4 pixels in colour where the first",
+    ),
+    "turned": (
+        "test/bee/a.png",
+        5,
+        4,
+        "bee/a.png is 4x5 pixels in colour where the first",
+    ),
     "a class to train on": ("train/dog/a.png", 4, 5, "differ in dog"),
     "a class to test on": ("test/dog/a.png", 4, 5, "differ in dog"),
 }
@@ -222,7 +253,7 @@ def test_grey_image_among_colour_images_becomes_colour_but_no_colour_is_lost(tmp
     image, _ = get_dataset(f"imagefolder:{tmp_path / 'colour'}", "train")[1]
     assert np.array_equal(image.numpy(), np.repeat(chw(grey), 3, axis=0))
     message = folder_refusal(tmp_path / "grey")
-    assert "ant/b.png is a colour image" in message and "is grey" in message
+    assert "ant/b.png is 5x4 pixels in colour" in message and "is 5x4 pixels in grey" in message
 
 
 def test_numbers_of_unknown_range_are_refused(tmp_path):
@@ -287,22 +318,6 @@ def test_damaged_file_is_named_by_whoever_reads_it(tmp_path, suffix, damage, pre
         refusal(read, names=file)
 
 
-@pytest.fixture
-def decoded(monkeypatch) -> list[str]:
-    """The names of the files that are decoded from now on, by this process as if it was a new
-    one.
-    """
-    names: list[str] = []
-
-    def read(images, index, shape=None, read=StoredImages.pixels):
-        names.append(images.file(index).name)
-        return read(images, index, shape)
-
-    monkeypatch.setattr(StoredImages, "pixels", read)
-    stored._described.cache_clear()
-    return names
-
-
 def test_only_what_is_asked_for_is_decoded(tmp_path, decoded):
     """An earlier process has read all files, once; none that is the same is read again but for
     its pixels.
@@ -319,20 +334,12 @@ def test_only_what_is_asked_for_is_decoded(tmp_path, decoded):
     assert again.fingerprint() == fingerprint, (
         "logs and checkpoints of earlier versions can be continued"
     )
-    stored._described.cache_clear()
+    sources._described.cache_clear()
     decoded.clear()
     second = get_dataset(name, "test")
     assert second.fingerprint() == fingerprint and decoded == ["0.png"], "for the shape"
     assert all(torch.equal(second[index][0], image) for index, (image, _) in zip((0, 100), items))
     assert decoded == ["0.png", "0.png", "189.png"]
-
-
-def test_constants_are_computed_once_for_the_same_files(tmp_path, decoded):
-    make_folder(tmp_path)
-    first = describe_dataset(f"imagefolder:{tmp_path}")
-    assert len(decoded) == 1 + 6
-    stored._described.cache_clear()
-    assert describe_dataset(f"imagefolder:{tmp_path}") == first and len(decoded) == 1 + 6 + 1
 
 
 def test_changed_file_is_noticed(tmp_path):

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from smoothadv.datasets import SPLITS, describe_dataset, get_dataset
-from smoothadv.datasets.imagenet import OF_TINY
+from smoothadv.datasets.sources.imagenet import OF_TINY
 from support.published import DOWNLOADED, arrays_of_images, tiny_imagenet
 from support.refusals import refusal
 
@@ -114,7 +114,7 @@ def test_tiny_imagenet_that_is_not_as_published_is_refused(tmp_path):
     }
     for split, (path, spoil) in faults.items():
         spoil(path)
-        refusal(get_dataset, "tiny-imagenet", split, tmp_path, names=f"{root} is not as published")
+        refusal(get_dataset, "tiny-imagenet", split, tmp_path, names=f"{root} (--data-dir")
 
 
 @pytest.mark.parametrize("name, version, count", [("", "v6", 2000), ("-v4", "v4", 2021)])
@@ -162,9 +162,9 @@ RIGHT = np.zeros((2000, 32, 32, 3), np.uint8), np.zeros(2000, np.int32)
 UNFIT = {
     "missing labels": (RIGHT[0], None, "labels.npy"),
     "fewer images": (RIGHT[0][1:], RIGHT[1], "1,999 images and 2,000 labels, expected 2,000"),
-    "another size": (RIGHT[0][:, 1:], RIGHT[1], "needs uint8 [N, 3, 32, 32]"),
+    "another size": (RIGHT[0][:, 1:], RIGHT[1], "uint8 [N, 3, 32, 32]"),
     "floats": (RIGHT[0].astype(np.float32), RIGHT[1], "float32"),
-    "no class": (RIGHT[0], RIGHT[1] + 10, "label 10; cifar10.1 has the classes 0 to 9"),
+    "no class": (RIGHT[0], RIGHT[1] + 10, "found 10 to 10, expected 0 to 9"),
     "one number": (np.uint8(3), RIGHT[1], "cifar10.1_v6_data.npy"),
 }
 

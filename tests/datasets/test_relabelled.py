@@ -108,6 +108,16 @@ def test_labels_are_those_of_the_network_and_all_else_stays(tmp_path):
         assert labels.tolist() == [1, 2] and pixels.shape == (2, 3, 8, 8)
 
 
+def test_chosen_images_have_labels_of_their_own():
+    images, cpu = get_dataset("digits", "test"), torch.device("cpu")
+    chosen = RelabelledImages(images, "st", torch.tensor([1, 1, 0]), torch.tensor([30, 7, 5]))
+    assert len(chosen) == 3 and chosen.labels.tolist() == [1, 1, 0] and chosen[2][1] == 0
+    ((pixels, labels),) = chosen.evaluation_batches([torch.tensor([2, 0])], cpu)
+    assert labels.tolist() == [0, 1] and torch.equal(pixels[1], images[30][0])
+    others = RelabelledImages(images, "st", torch.tensor([1, 1, 0]), torch.tensor([30, 7, 4]))
+    assert chosen.fingerprint() != others.fingerprint()
+
+
 def test_fingerprint_changes_with_images_and_labels(tmp_path):
     images = get_dataset(f"imagefolder:{save_folder(tmp_path / 'one', 'a', 'b')}", "test")
     others = get_dataset(f"imagefolder:{save_folder(tmp_path / 'two', 'a', 'b', 'c')}", "test")

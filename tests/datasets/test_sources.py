@@ -14,9 +14,9 @@ from PIL import Image
 
 from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.datasets import SPLITS, get_dataset
-from smoothadv.datasets.hf_dataset import _rows
-from smoothadv.datasets.npz import _levels, _Pictures
 from smoothadv.datasets.preparation import Preparation
+from smoothadv.datasets.sources.hf_dataset import _rows
+from smoothadv.datasets.sources.npz import _levels, _Pictures
 from support.refusals import refusal
 
 COLOURS = np.random.default_rng(1).integers(0, 256, (6, 12, 10, 3), dtype=np.uint8)

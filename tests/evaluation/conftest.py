@@ -5,20 +5,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork
 from support.commands import succeed
 from support.staged import NUMBERS, write_stages
 
-BRIGHTNESS = """
-import torch
 
 class Brightness(torch.nn.Module):
-    def forward(self, images):
+    """Two classes of images: bright ones and dark ones."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
         score = 40 * (images.flatten(1).mean(1, keepdim=True) - 0.31)
         return torch.cat([score, -score], dim=1)
 
-def router(description):
-    return Brightness()
-"""
+
+@LIBRARIES.register("bright")
+def _bright(location: str, pretrained: bool, images: object) -> LibraryNetwork:
+    return LibraryNetwork(Brightness(), "1")
 
 
 @pytest.fixture(scope="session")
@@ -30,8 +32,7 @@ def stages(checkpoints) -> list[tuple[Path, float]]:
 def files(stages, tmp_path_factory) -> dict[str, Path]:
     """By what they are; the router sends bright digits to the first stage."""
     folder = tmp_path_factory.mktemp("stages")
-    (folder / "bright.py").write_text(BRIGHTNESS)
-    router = folder / "bright.py:router", 0.2
+    router = "bright:of-tests", 0.2
     return {
         "cascade": write_stages(folder / "cascade.toml", stages, 0.7),
         "router": write_stages(folder / "router.toml", stages, router=router),

@@ -15,6 +15,7 @@ from support.models import IntervalClassifier
 from support.staged import N0, NUMBERS, N, slow_votes, write_stages
 
 SIGMAS = (0.25, 0.12)
+MODEL = IntervalClassifier(0.5), 0.5
 pytestmark = pytest.mark.filterwarnings("ignore::smoothadv.base.errors.DoubtfulWarning")
 
 
@@ -140,18 +141,24 @@ def test_a_file_that_is_no_cascade_is_refused_in_one_line(name, workplace, capsy
 
 
 @pytest.mark.parametrize(
-    ("sigma", "options", "words"),
+    ("kind", "sigma", "options", "words"),
     [
-        ("stages", ["--method", "adaptive"], "--method adaptive is not for cascades"),
-        ("stages", ["--denoiser", "x"], "--denoiser is for one sigma"),
-        ("stages", ["--alpha-share", "1"], "--alpha-share"),
-        ("0.25", ["--method", "cascade"], "--method cascade is for cascades"),
-        ("0.25", ["--threshold", "0.7"], "--threshold is for cascades"),
-        ("stages", ["--threshold", "0.3"], "a probability from 0.5 to 0.999"),
+        ("cascade", "stages", ["--method", "adaptive"], "--method adaptive is not for cascades"),
+        ("cascade", "stages", ["--denoiser", "x"], "--denoiser is for one sigma"),
+        ("cascade", "stages", ["--alpha-share", "1"], "--alpha-share"),
+        ("cascade", "0.25", ["--method", "cascade"], "--method cascade is for cascades"),
+        ("cascade", "0.25", ["--threshold", "0.7"], "--threshold is for cascades"),
+        ("cascade", "stages", ["--threshold", "0.3"], "a probability from 0.5 to 0.999"),
+        ("router", "stages", ["--method", "adaptive"], "--method adaptive is not for cascades"),
+        (
+            *("router", "stages", ["--method", "sequential-cascade"]),
+            "--method sequential-cascade is for cascades",
+        ),
+        ("router", "stages", ["--threshold", "0.7"], "--threshold is for cascades"),
     ],
 )
-def test_contradictions_are_usage_errors(cascade, workplace, sigma, options, words, capsys):
-    outcome = call(capsys, "certify", "digits", cascade, sigma, "log.tsv", *NUMBERS, *options)
+def test_contradictions_are_usage_errors(files, workplace, kind, sigma, options, words, capsys):
+    outcome = call(capsys, "certify", "digits", files[kind], sigma, "log.tsv", *NUMBERS, *options)
     assert refused(outcome, words, code=2)
 
 
@@ -197,35 +204,38 @@ def test_stages_in_python_are_modules_or_paths(pictures, workplace):
 
 
 @pytest.mark.parametrize(
-    ("stages", "words"),
+    ("given", "words"),
     [
-        ([(IntervalClassifier(0.5), 0.5)], "found 1, expected two or more"),
-        ([IntervalClassifier(0.5)] * 2, "expected a pair"),
-        (3, "expected pairs"),
-        ([(IntervalClassifier(0.5), 0)] * 2, "would smooth nothing"),
-        ([(IntervalClassifier(0.5), 0.5), (IntervalClassifier(0.2, 0.5), 0.25)], "classes"),
-    ],
-)
-def test_stages_that_are_none_are_refused(pictures, stages, words):
-    images, labels = pictures
-    with pytest.raises(UserError, match=words):
-        smoothadv.certify(images=images, labels=labels, stages=stages, n=100)
-
-
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ({"model": IntervalClassifier(0.5)}, "found a model or a sigma beside them"),
+        ({"stages": [MODEL]}, "found 1, expected two or more"),
+        ({"stages": [MODEL[0]] * 2}, "expected a pair"),
+        ({"stages": 3}, "expected pairs"),
+        ({"stages": [(MODEL[0], 0)] * 2}, "would smooth nothing"),
+        ({"stages": [MODEL, (IntervalClassifier(0.2, 0.5), 0.25)]}, "classes"),
+        # Nothing beside stages is ignored.
+        ({"model": MODEL[0]}, "found a model or a sigma beside them"),
         ({"sigma": 0.25}, "found a model or a sigma beside them"),
         ({"settings": {"threshold": 0.9}}, "found 'threshold', expected alpha_share"),
         ({"settings": {"sigmas": (1, 2)}}, "found 'sigmas', expected alpha_share"),
+        ({"router": MODEL[0]}, "router: found IntervalClassifier"),
+        ({"router": ()}, r"router: found \(\), expected a pair"),
+        ({"router": (None, 0.5)}, "router: found no model"),
+        ({"router": (MODEL[0], 0)}, "would smooth nothing"),
+        (
+            {"router": (IntervalClassifier(0.2, 0.5), 0.5)},
+            "has 3 classes, the images of 'images by stage'",
+        ),
+        (
+            {"stages": None, "model": MODEL[0], "sigma": 0.5, "router": MODEL},
+            "found one without stages",
+        ),
     ],
 )
-def test_nothing_beside_stages_is_ignored(pictures, more, words):
+def test_stages_and_routers_that_are_none_are_refused(pictures, given, words):
     images, labels = pictures
-    stages = [(IntervalClassifier(0.5), 0.5)] * 2
     with pytest.raises(UserError, match=words):
-        smoothadv.certify(images=images, labels=labels, stages=stages, n=100, **more)
+        smoothadv.certify(
+            **{"images": images, "labels": labels, "stages": [MODEL] * 2, "n": 100, **given}
+        )
 
 
 def test_integers_are_stages(workplace, checkpoints):

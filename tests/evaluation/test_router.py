@@ -8,14 +8,13 @@ import pytest
 import torch
 
 import smoothadv
-from smoothadv.base.errors import UserError
 from smoothadv.checkpoints import read_checkpoint
 from smoothadv.datasets import get_dataset
 from smoothadv.records.logs import recorded_settings
 from smoothadv.records.readers import read_certification_log
 from smoothadv.statistics.bounds import two_sided_radius
 from smoothadv.training.routing import routed
-from support.commands import call, header, refused, rows, succeed
+from support.commands import call, header, rows, succeed
 from support.models import IntervalClassifier
 from support.staged import N0, NUMBERS, N, slow_votes, write_stages
 
@@ -97,19 +96,6 @@ def test_files_of_no_router_are_refused_in_one_line(name, stages, checkpoints, w
     # Warnings of other noise come first.
     last = outcome.err.strip().split("\n")[-1]
     assert outcome.code and words in last and not Path("log.tsv").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--method", "adaptive"], "--method adaptive is not for cascades"),
-        (["--method", "sequential-cascade"], "--method sequential-cascade is for cascades"),
-        (["--threshold", "0.7"], "--threshold is for cascades"),
-    ],
-)
-def test_contradictions_are_usage_errors(router, workplace, options, words, capsys):
-    outcome = call(capsys, "certify", "digits", router, "stages", "log.tsv", *NUMBERS, *options)
-    assert refused(outcome, words, code=2)
 
 
 @pytest.fixture(scope="module")
@@ -201,26 +187,3 @@ def test_a_router_in_python_is_a_module_or_a_path(pictures, workplace):
     pd.testing.assert_frame_equal(found, smoothadv.certify(**given))
     answers = smoothadv.predict(**{**given, "log": None})
     assert (answers.predict == found.label).sum() >= 9
-
-
-@pytest.mark.parametrize(
-    ("router", "words"),
-    [
-        (IntervalClassifier(0.5), "router: found IntervalClassifier"),
-        ((), r"router: found \(\), expected a pair"),
-        ((None, 0.5), "router: found no model"),
-        ((IntervalClassifier(0.5), 0), "would smooth nothing"),
-        ((IntervalClassifier(0.2, 0.5), 0.5), "has 3 classes, the images of 'images by stage'"),
-    ],
-)
-def test_routers_that_are_none_are_refused(pictures, router, words):
-    images, labels = pictures
-    stages = [(IntervalClassifier(0.5), 0.5)] * 2
-    with pytest.raises(UserError, match=words):
-        smoothadv.certify(images=images, labels=labels, stages=stages, router=router, n=100)
-
-
-def test_a_router_needs_stages(pictures):
-    router = (IntervalClassifier(0.5), 0.5)
-    with pytest.raises(UserError, match="found one without stages"):
-        smoothadv.certify(IntervalClassifier(0.5), *pictures, sigma=0.5, router=router)

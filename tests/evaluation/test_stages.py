@@ -31,9 +31,6 @@ def test_a_torn_log_is_continued_and_shards_are_merged(kind, files, logs, workpl
 def test_logs_are_verified_by_new_draws(kind, files, workplace, options, capsys):
     succeed("certify", "digits", files[kind], "stages", "log.tsv", *NUMBERS, *options)
     verify = ["certify", "verify", "log.tsv", "--rows", 5, "--device", "cpu"]
-    if kind == "router":
-        assert refused(call(capsys, *verify), "which is not run unasked: add --classifier")
-        verify += ["--classifier", files[kind]]
     found = call(capsys, *verify)
     assert found.code == 0 and "all are equal" in found.out
     if "--method" in options:

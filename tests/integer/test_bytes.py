@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from smoothadv.integer.layers import Convolution, Step, Sum, Total
 from smoothadv.integer.network import ByteConvolution, IntegerNetwork, byte_form
-from support import slow_integers
 from support.integers import (
     convolution,
     extreme_images,
@@ -100,25 +99,6 @@ def test_fused_operators_add_shortcuts_of_bytes_alone(low, high, inputs, is_fuse
     assert form.layers[1].is_fused == bool(powers), "others are rounded with the bias"
     assert found.isnan().any(1).nonzero().tolist() == [[1]] and found[1].isnan().all()
     assert torch.equal(found.nan_to_num(), expected.nan_to_num())
-
-
-def test_shortcut_is_added_before_the_rounding():
-    """At a half the nearest even integer depends on the shortcut: of .5 + 1 it is 2, not 1."""
-    tensors = {"weight": torch.ones(1, 1, 1, 1), "bias": torch.zeros(1)}
-    layer = Convolution(
-        {"high": 255, "shortcut": 1}, {**tensors, "multiplier": torch.tensor([0.5])}
-    )
-    layer.range_of((0, 255), (0, 255))
-    sums, shortcuts = torch.tensor([1.0, 1.0, 3.0, 255.0]), torch.tensor([0.0, 1.0, 0.0, 255.0])
-    found = layer(sums.view(4, 1, 1, 1), shortcuts.view(4, 1, 1, 1)).flatten().tolist()
-    assert found == [0, 2, 2, 255]
-    expected = slow_integers._convolution(
-        {"high": 255, "shortcut": 1},
-        {name: tensor.numpy() for name, tensor in layer.named_buffers()},
-        sums.view(4, 1, 1, 1).numpy().astype(np.int64),
-        shortcuts.view(4, 1, 1, 1).numpy().astype(np.int64),
-    )
-    assert expected.flatten().tolist() == found
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,8 @@
-"""One certification log of integers, which every engine repeats: float32, bytes, ONNX Runtime,
-Triton's kernels, the reference in NumPy, and oneDNN with the instructions of older processors.
+"""One certification log of integers, which each engine repeats: float32, bytes, and oneDNN
+with the instructions of older processors.
 """
 
 import copy
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from smoothadv.checkpoints import save_checkpoint
-from smoothadv.datasets import get_dataset
-from smoothadv.integer.export import as_onnx
-from smoothadv.integer.layers import Convolution, Step
+from smoothadv.integer.layers import Convolution
 from smoothadv.integer.network import IntegerNetwork, byte_form
-from support.commands import call, rows, script, succeed
-from support.integers import needs_bytes, slow_logits
+from support.commands import call, succeed
+from support.integers import needs_bytes
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +41,6 @@ class Engine(nn.Module):
         return None
 
 
-def with_onnx_runtime(network: IntegerNetwork) -> Callable[[torch.Tensor], torch.Tensor]:
-    onnx = pytest.importorskip("onnx", reason="onnx is not installed: there is no export")
-    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    model = as_onnx(network, {}, onnx).SerializeToString()
-    session = runtime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
-
-
-def with_numpy(network: IntegerNetwork) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda images: torch.from_numpy(slow_logits(network, images))
-
-
 def in_bytes(network: IntegerNetwork) -> Callable[[torch.Tensor], torch.Tensor]:
     form = byte_form(network)
     assert form is not None
@@ -76,8 +59,6 @@ ENGINES = [
     pytest.param(lambda network: network, id="float32"),
     pytest.param(half_a_level_upwards, id="wrong"),
     pytest.param(in_bytes, id="bytes", marks=needs_bytes),
-    pytest.param(with_onnx_runtime, id="ONNX Runtime"),
-    pytest.param(with_numpy, id="NumPy"),
 ]
 
 
@@ -99,22 +80,6 @@ def test_each_engine_repeats_the_log_and_one_that_rounds_otherwise_does_not_vote
     assert (engines[0].images < 6 * 60) == is_wrong, "then it was only checked"
 
 
-@pytest.mark.slow
-def test_tritons_kernels_repeat_the_log(log):
-    pytest.importorskip("triton", reason="Triton is not installed: float32 votes")
-    program = (
-        "import sys; from smoothadv.integer import kernels; "
-        "from smoothadv.integer.network import IntegerNetwork; "
-        "from smoothadv.__main__ import main; "
-        "IntegerNetwork.fast_form = lambda network, device: kernels.KernelNetwork(network); "
-        "sys.exit(main(sys.argv[1:]))"
-    )
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    words = [sys.executable, "-c", program, "certify", "verify", log, "--rows", "2"]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and "2 of 6 rows" in done.stdout, done.stderr
-
-
 @pytest.mark.parametrize("instructions", ["SSE41", "AVX2"])
 def test_older_processors_repeat_the_log(instructions, log, warm):
     words = [sys.executable, "-m", "smoothadv", "certify", "verify", str(log), "--rows", "9"]
@@ -123,33 +88,3 @@ def test_older_processors_repeat_the_log(instructions, log, warm):
     )
     said = process.communicate()
     assert process.returncode == 0 and "all are equal" in said[0], said
-
-
-def test_products_that_saturate_for_one_image_alone_decide_no_certificate(warm, workplace):
-    """The first layer makes 255 where it sees the first digit, else 0; of these the second one
-    makes 65 * 255 + 64 * 255 - 32767 = 128, and 0 where pairs of products saturate.
-    """
-    digit, _ = get_dataset("digits", "test")[0]
-    sign, unit = torch.where(digit > 0.5, 1, -1), torch.eye(10)
-    least = int(0.7 * ((digit * 255 - 128) * sign).sum())
-    layers = [
-        (sign.expand(2, 1, 8, 8), torch.full((2,), -least), {"high": 255}),
-        (torch.tensor([65, 64]).view(1, 2, 1, 1), torch.tensor([-32767]), {"high": 255}),
-        (unit[8].view(10, 1, 1, 1), 50 * unit[1], {}),
-    ]
-    steps = []
-    for weight, bias, given in layers:
-        tensors = {"weight": weight, "bias": bias, "multiplier": torch.ones(len(bias))}
-        steps.append(Step(Convolution(given, tensors), (len(steps),)))
-    network = IntegerNetwork((1, 8, 8), 383, torch.tensor([128]), steps).eval()
-    assert slow_logits(network, digit[None]).argmax() == 8
-    network.set_probe()
-    facts = {"epoch": 1, "arch": "integer:none", "input_layer": "normalize"}
-    content = {**facts, **dict(zip(("integer", "state_dict"), network.stored()))}
-    save_checkpoint(workplace / "crafted.pth.tar", content)
-    words = ["crafted.pth.tar", 0.25, "log.tsv", "--sound", "--max", 1, "--N0", 10, "--N", 100]
-    command = script("certify", "digits", *words, "--device", "cpu")
-    process = warm.start(command, workplace, ONEDNN_MAX_CPU_ISA="AVX2", ATEN_CPU_CAPABILITY="avx2")
-    assert process.communicate()[1] == ""
-    (row,) = rows(workplace / "log.tsv")
-    assert row["predict"] == "8" and int(row["successes"]) > 90

@@ -308,15 +308,6 @@ def test_network_whose_sums_are_not_proven_is_refused(layers):
 # probe
 
 
-def with_changed_weight(
-    network: IntegerNetwork, images: torch.Tensor, patch: pytest.MonkeyPatch
-) -> torch.Tensor:
-    weight = network.layers[3].weight.clone()
-    weight[0, 0, 1, 1] += -1 if weight[0, 0, 1, 1] > 0 else 1
-    patch.setitem(network.layers[3]._buffers, "weight", weight)
-    return network(images)
-
-
 def with_halves_upwards(
     network: IntegerNetwork, images: torch.Tensor, patch: pytest.MonkeyPatch
 ) -> torch.Tensor:
@@ -374,7 +365,6 @@ def test_probe_accepts_exact_kernels_at_any_batch(digits, batch):
 @pytest.mark.parametrize(
     "fault",
     [
-        with_changed_weight,
         with_halves_upwards,
         with_wrong_other_sums,
         with_other_rows,
@@ -430,31 +420,6 @@ def test_bytes_vote_where_they_are_exact_and_floats_elsewhere(fault, monkeypatch
         assert kinds == [False, *[True] * (len(kinds) - 2), False], (
             "the first and the last one read more"
         )
-
-
-class Doubtful(torch.nn.Module):
-    """The logits of a network, and a layer that sums inexactly, which they do not show."""
-
-    def __init__(self, network: IntegerNetwork, layer: int | None) -> None:
-        super().__init__()
-        self.network, self.layer = network, layer
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.network(images)
-
-    def inexact_layer(self, images: torch.Tensor) -> int | None:
-        return self.layer
-
-
-@pytest.mark.filterwarnings("ignore:the fast kernels")
-@pytest.mark.parametrize(("layer", "votes"), [(None, True), (0, False), (5, False)])
-def test_a_form_with_an_inexact_layer_does_not_vote(layer, votes, monkeypatch):
-    monkeypatch.setattr(
-        IntegerNetwork, "fast_form", lambda network, device: Doubtful(network, layer)
-    )
-    voter = digits_voter()
-    choose_form(voter)
-    assert (voter.fast is not None) == votes
 
 
 @pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.slow)])

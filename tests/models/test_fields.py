@@ -93,14 +93,10 @@ def test_field_that_is_not_as_it_must_be_is_named(tmp_path, changes, words):
     assert words in refusal(tmp_path / "file")
 
 
-def test_constants_may_be_tuples(tmp_path):
-    torch.save(content_of(mean=(0.25,), std=(0.5,)), tmp_path / "file")
-    assert load_classifier(tmp_path / "file", "digits")
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_weights_in_another_precision_are_loaded(tmp_path, dtype):
-    torch.save(content_of(weight=torch.full(SHAPE, 0.5, dtype=dtype)), tmp_path / "file")
+def test_weights_in_another_precision_are_loaded_and_constants_in_tuples(tmp_path, dtype):
+    weight = torch.full(SHAPE, 0.5, dtype=dtype)
+    torch.save(content_of(weight=weight, mean=(0.25,), std=(0.5,)), tmp_path / "file")
     assert torch.equal(
         load_classifier(tmp_path / "file", "digits").state_dict()[WEIGHT], torch.full(SHAPE, 0.5)
     )

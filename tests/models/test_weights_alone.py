@@ -11,16 +11,19 @@ import numpy as np
 import pytest
 import torch
 
+from smoothadv.base import plugins
 from smoothadv.base.errors import DoubtfulWarning, UserError
 from smoothadv.checkpoints import load_classifier
 from smoothadv.records.logs import recorded_settings
-from support.commands import call, forget_plugins, refused, succeed, timeless
+from support.commands import call, refused, succeed, timeless
 from support.trainings import same_state
 
 NUMBERS = ("--N", 100, "--max", 5, "--device", "cpu")
 NETWORK = """
 from torch import nn
+from smoothadv.architectures import ARCHITECTURES
 
+@ARCHITECTURES.register("mine")
 def network(images):
     channels, height, width = images.image_shape
     size = channels * height * width
@@ -105,18 +108,17 @@ def test_rows_and_verification_are_those_of_the_checkpoint(checkpoint, weights, 
     succeed("certify", "verify", "log.tsv")
 
 
-def test_function_of_the_user_is_run_only_where_it_is_named(workplace, capsys):
+def test_architecture_of_a_plugin_is_taken_where_the_plugin_is_named(workplace, capsys):
     Path("mine.py").write_text(NETWORK)
     state = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).state_dict()
     torch.save(state, "file")
-    options = ("--arch", "mine.py:network", "--input-layer", "none")
+    options = ("--arch", "mine", "--input-layer", "none", "--plugin", "mine.py")
     succeed("certify", "digits", "file", "0.25", "log.tsv", *NUMBERS, *options)
     settings = recorded_settings(Path("log.tsv"))
-    assert (settings["arch_given"], settings["input_layer"]) == ("mine.py:network", "none")
-    forget_plugins()
+    assert (settings["arch_given"], settings["input_layer"]) == ("mine", "none")
     outcome = call(capsys, "certify", "verify", "log.tsv")
-    assert refused(outcome, "not run unasked: add --plugin PATH/mine.py:network")
-    succeed("certify", "verify", "log.tsv", "--plugin", "mine.py:network")
+    assert refused(outcome, "made with mine.py, which is not loaded: add --plugin PATH/mine.py")
+    succeed("certify", "verify", "log.tsv", "--plugin", "mine.py")
 
 
 REFUSED = {
@@ -130,9 +132,8 @@ REFUSED = {
     ),
     "a recorded one": ("checkpoint", ("--arch", "resnet50"), "'digits_resnet8', not 'resnet50'"),
     "a network by name": ("timm:x", ("--arch", "resnet50"), "--arch is for checkpoints"),
-    "no such file": ("file", ("--arch", "x.py:f"), "x.py:f cannot be read"),
-    "no function": ("file", ("--arch", "x.py"), "name its function, too, as in x.py:FUNCTION"),
-    "a script": ("script.pt", (), "it is TorchScript: load it in a FILE.py:FUNCTION"),
+    "a file of code": ("file", ("--arch", "x.py"), "x.py: code comes from plug-ins: register"),
+    "a script": ("script.pt", (), "it is TorchScript: load it in a plug-in"),
     "a weight is missing": (
         "less",
         ("--arch", "digits_resnet8", "--input-layer", "none"),
@@ -252,13 +253,12 @@ def test_one_of_several_sets_of_weights_is_chosen(checkpoint, weights, workplace
 
 
 def test_network_with_a_part_called_module_keeps_its_keys(workplace):
+    parts = "__import__('collections').OrderedDict(flat=nn.Flatten(), module=nn.Linear(64, 10))"
     Path("mine.py").write_text(
-        "from torch import nn\n"
-        "def network(images):\n"
-        "    parts = {'flat': nn.Flatten(), 'module': nn.Linear(64, 10)}\n"
-        "    return nn.Sequential(__import__('collections').OrderedDict(parts))\n"
+        NETWORK.replace("nn.Flatten(), nn.Linear(size, images.num_classes)", parts)
     )
+    plugins.load("mine.py")
     weights = {"module.weight": torch.rand(10, 64), "module.bias": torch.rand(10)}
     torch.save(weights, "file")
-    loaded = load_classifier("file", "digits", "none", "mine.py:network").state_dict()
+    loaded = load_classifier("file", "digits", "none", "mine").state_dict()
     assert torch.equal(loaded["1.module.weight"], weights["module.weight"])

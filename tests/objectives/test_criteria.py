@@ -151,11 +151,15 @@ def test_lambda_is_the_papers_for_the_nearest_noise(kind, expected):
 
 
 @pytest.mark.parametrize("sigma", [SIGMA, 0])
-def test_stability_compares_with_the_image_itself(sigma):
+def test_stability_compares_with_the_image_itself_and_counts_the_noisy_copy(sigma):
     images = torch.rand(IMAGES, 1, 4, 4)
-    recorder = Recorder(random_linear_classifier(16, CLASSES, seed=1))
-    Stability(noise_sd=sigma)(recorder, images, LABELS, 0, torch.Generator().manual_seed(0))
+    recorder = Recorder(model := random_linear_classifier(16, CLASSES, seed=1))
+    outcome = Stability(noise_sd=sigma)(
+        recorder, images, LABELS, 0, torch.Generator().manual_seed(0)
+    )
     clean, noisy = recorder.batches
+    assert outcome.examples == IMAGES
+    assert outcome.correct == (model(noisy).argmax(1) == LABELS).sum()
     assert torch.equal(clean, images)
     assert (noisy - images).std().item() == pytest.approx(sigma, rel=0.3)
 
@@ -199,15 +203,6 @@ def test_what_makes_no_sense_is_refused(tmp_path, capsys):
             word,
             code=2,
         )
-
-
-def test_what_is_correct_is_counted_among_noisy_copies():
-    model, images = random_linear_classifier(16, CLASSES, seed=1), torch.rand(IMAGES, 1, 4, 4)
-    objective = Stability(noise_sd=SIGMA)
-    noise = objective.draw(images, torch.Generator().manual_seed(0))
-    outcome = outcome_of(objective, model, objective.batch(images, LABELS, 0, None, noise=noise))
-    assert outcome.examples == IMAGES
-    assert outcome.correct == (model(images + noise[:, 0]).argmax(1) == LABELS).sum()
 
 
 # ---- losses of two sets of copies, and of what an attack made ----

@@ -13,6 +13,7 @@ from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.pgd import PGD
 from smoothadv.noise import training_noise
+from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
 from support.models import Recorder, linear_classifier, random_linear_classifier
 from support.objectives import outcome_of
@@ -99,6 +100,13 @@ def test_base_classifier_is_attacked_without_noise_by_one_pass_a_step(noise_sd, 
     assert outcome.examples == 5 * copies
 
 
+def test_gaussian_trains_on_one_noisy_copy():
+    outcome = Gaussian(SIGMA)(network().train(), IMAGES, LABELS, 0, generator())
+    noise = training_noise(IMAGES, 1, SIGMA, generator())
+    torch.testing.assert_close(outcome.loss, slow_loss(network(), IMAGES, noise))
+    assert (outcome.examples, outcome.unattacked_examples) == (5, 0)
+
+
 ATTACKED = {
     "PGD": (ATTACKS["PGD"](EPSILON, STEPS), {}, 4),
     "DDN": (ATTACKS["DDN"](EPSILON, STEPS), {}, 4),
@@ -147,32 +155,30 @@ def test_first_copy_alone_is_trained_on_while_all_are_attacked(base_attack):
     assert outcome.examples == 5
 
 
+GROWING = [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.5, 0.5]
+
+
 @pytest.mark.parametrize(
     "warmup, expected",
-    [
-        (10, [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.5, 0.5]),
-        (3, [0.5 / 3, 1 / 3, 0.5, 0.5]),
-        (1, [0.5, 0.5]),
-        (0, [0.5, 0.5]),
-    ],
+    [(10, GROWING), (3, [0.5 / 3, 1 / 3, 0.5, 0.5]), (1, [0.5, 0.5]), (0, [0.5, 0.5])],
 )
-def test_warmup_from_the_first_epoch_is_an_epoch_ahead_and_never_zero(warmup, expected):
-    ahead = SmoothAdv(PGD(EPSILON, 1), SIGMA, 1, warmup, warmup_from_first_epoch=True)
+def test_epsilon_grows_linearly_and_may_begin_an_epoch_earlier(warmup, expected):
+    usual, ahead = (
+        vanilla(PGD(EPSILON, 1), SIGMA, warmup=warmup, warmup_from_first_epoch=is_ahead)
+        for is_ahead in (False, True)
+    )
     assert [ahead.epsilon(epoch) for epoch in range(len(expected))] == pytest.approx(expected)
     assert max(ahead.epsilon(epoch) for epoch in range(500)) == EPSILON, "exactly, and never more"
-    if warmup:
-        default = SmoothAdv(PGD(EPSILON, 1), SIGMA, 1, warmup)
-        assert [default.epsilon(epoch + 1) for epoch in range(40)] == [
-            ahead.epsilon(epoch) for epoch in range(40)
-        ]
+    late = [usual.epsilon(epoch) for epoch in range(40)]
+    assert late == [
+        0.0 if warmup else EPSILON,
+        *(ahead.epsilon(epoch) for epoch in range(39)),
+    ]
     # The attack gets the same epsilon: on a linear classifier it moves exactly that far.
     recorder = Recorder(linear_classifier((1.0,) * 16, 1.0, torch.float32))
     images = torch.full((1, 1, 4, 4), 0.5)
-    outcome_of(
-        ahead,
-        recorder,
-        ahead.batch(images, torch.tensor([1]), 0, None, noise=torch.zeros(1, 1, 1, 4, 4)),
-    )
+    noise = torch.zeros(1, 1, 1, 4, 4)
+    outcome_of(ahead, recorder, ahead.batch(images, torch.tensor([1]), 0, None, noise=noise))
     assert (recorder.batches[-1] - images).norm().item() == pytest.approx(expected[0], rel=1e-5)
 
 

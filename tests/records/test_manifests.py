@@ -5,13 +5,16 @@ type is refused.
 import json
 import math
 import re
+import runpy
 from fractions import Fraction
 from pathlib import Path
+from types import NoneType
 
 import numpy as np
 import pytest
 
-from smoothadv.records import manifests
+from smoothadv.base.settings import settings_of
+from smoothadv.evaluation.specs import CertifySpec, FalsifySpec, PredictSpec
 from smoothadv.records.logs import (
     CERTIFICATION_COLUMNS,
     format_radius,
@@ -23,28 +26,28 @@ from smoothadv.records.manifests import (
     RUN,
     SETTINGS,
     certification_columns,
-    fits,
+    expected,
     log_fault,
     manifest_fault,
-    row_checks,
 )
-from smoothadv.statistics import PROCEDURES, Smoothing
+from smoothadv.records.rows import row_checks
+from smoothadv.statistics import Smoothing
 from support.certified_logs import MANIFEST
 from support.refusals import refusal
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "verify_log.py"
-SHARED = re.compile("\n# Here begins what .*\n# Here ends it.\n", re.DOTALL)
+REPOSITORY = Path(__file__).parents[2]
 OF_KIND = {
-    "text": ["", "0.25", "٣"],
-    "flag": [True, False],
-    "object": [{}, {"x": 1}],
-    "null": [None],
-    "whole": [-1, 2**140],
-    "number": [math.nan, math.inf, -1e301, 1e301],
-    "list": [[[]], [{"x": [1]}, "x"]],
+    str: ["", "0.25", "٣"],
+    bool: [True, False],
+    dict: [{}, {"x": 1}],
+    NoneType: [None],
+    int: [-1, 2**140],
+    float: [math.nan, math.inf, 0.5],
+    list: [[[]], [{"x": [1]}, 2]],
 }
 SIGMA = MANIFEST["settings"]["sigma"]
 ROUTER = {"method": "router", "alpha_share": 0.9}
+OF_GRID = {"label_aware": False, "ladder": False, "tables_sha256": ""}
 CASCADE = {"method": "cascade", "alpha_share": 0.9, "threshold": 0.7}
 KEYS = [(part, key) for part, forms in (("settings", SETTINGS), ("runs", RUN)) for key in forms]
 
@@ -55,42 +58,63 @@ def with_value(part: str, key: str, value: object) -> dict:
     return content
 
 
-def test_stand_alone_verifier_has_the_same_text():
-    ours, theirs = (
-        SHARED.search(Path(path).read_text())[0] for path in (manifests.__file__, SCRIPT)
-    )
-    assert ours == theirs and "def row_checks" in ours
+def test_stand_alone_verifier_has_what_the_package_writes_into_it():
+    program = runpy.run_path(str(REPOSITORY / "scripts" / "write_schema.py"))
+    text = (REPOSITORY / "scripts" / "verify_log.py").read_text()
+    assert program["written"](text) == text and "def row_checks" in program["block"]()
+
+
+def kinds(form: object) -> set[type]:
+    """The types of values that may fit a form; a parser's are those that it makes of texts."""
+    if isinstance(form, tuple):
+        return set().union(*map(kinds, form))
+    if isinstance(form, list):
+        return {list}
+    return {form} if form in OF_KIND else {int, float}
 
 
 @pytest.mark.parametrize(("part", "key"), KEYS)
-def test_every_key_refuses_every_wrong_type_and_what_is_beyond_its_limits(part, key, tmp_path):
+def test_every_key_refuses_every_wrong_type(part, key, tmp_path):
     form = (SETTINGS if part == "settings" else RUN)[key]
-    allowed = {kind.split()[0] for kind in form.replace("list of ", "list or ").split(" or ")}
-    wrong = [value for kind, values in OF_KIND.items() if kind not in allowed for value in values]
-    wrong += [
-        value
-        for kind in ("whole", "number")
-        for value in OF_KIND[kind]
-        if key not in ("radii", "mean", "std")
-    ]
-    for kind, low, high in re.findall(r"(whole|number) (\S+) to (\S+)", form):
-        limits = [int(low), int(high)] if kind == "whole" else [float(low), float(high)]
-        each = (
-            (lambda value: [value])
-            if "list of" in form and "or list" not in form
-            else lambda value: value
-        )
-        assert all(fits(each(limit), form) for limit in limits)
-        wrong += [each(math.nextafter(limits[0], -math.inf) if kind == "number" else limits[0] - 1)]
-        wrong += [each(limits[1] * (1 + 1e-15) if kind == "number" else limits[1] + 1)]
+    wrong = [value for kind in OF_KIND.keys() - kinds(form) for value in OF_KIND[kind]]
+    wrong += [value for value in (math.nan, math.inf, -(2**140)) if key not in ("mean", "std")]
     assert len(wrong) >= 8
     for value in wrong:
         fault = manifest_fault(with_value(part, key, value))
-        assert re.match(f"says that {key} is [^;]+; .* is expected$", fault), value
+        assert re.match(f"says that {key} is [^;]+; expected .+$", fault), value
     manifest_path(tmp_path / "log").write_text(json.dumps(with_value(part, key, wrong[0])))
     assert f"says that {key} is " in refusal(
         read_manifest_file, tmp_path / "log", names=tmp_path / "log"
     )
+
+
+@pytest.mark.parametrize("kind", [CertifySpec, PredictSpec, FalsifySpec])
+def test_settings_of_a_specification_are_judged_by_its_own_parsers(kind):
+    """But for names, which may be those of plug-ins, and what has several forms on a command
+    line.
+    """
+    recorded = {one.records: one.check for one in settings_of(kind) if one.choices is None}
+    numbers = recorded.keys() - {"", "sigma", "target", "resize", "local_noise"}
+    assert len(numbers) >= 8
+    for name in numbers:
+        form = SETTINGS[name]
+        assert recorded[name] is None or recorded[name] in (form if type(form) is tuple else [form])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fits"),
+    [
+        *(("N", value, fits) for value, fits in ((0, 0), (1, 1), (4e9, 0), (4 * 10**9 + 1, 0))),
+        *(("alpha", value, fits) for value, fits in ((0, 0), (1, 0), (5e-324, 1), (0.5, 1))),
+        *(("sigma", value, fits) for value, fits in ((0, 0), (1, 1), (10, 1), (10.1, 0))),
+        *(("radii", value, fits) for value, fits in (([], 1), ([0, 0.5], 1), ([-1], 0), (1, 0))),
+        *(("mean", value, fits) for value, fits in (([-1e300, 2], 1), ([math.nan], 0), (["1"], 0))),
+        *(("input_layer", value, fits) for value, fits in (([None, "x"], 1), ([1], 0), ("x", 1))),
+        *(("target", value, fits) for value, fits in ((0, 1), ("random", 1), (-1, 0), (None, 1))),
+    ],
+)
+def test_a_form_is_kept_to_its_limits(key, value, fits):
+    assert (expected(value, SETTINGS[key]) == "") == fits
 
 
 @pytest.mark.parametrize(
@@ -103,20 +127,28 @@ def test_every_key_refuses_every_wrong_type_and_what_is_beyond_its_limits(part, 
         ({"top_k": 3}, {}, "states 'top_k'"),
         ({"attack": None}, {}, "states 'attack'"),
         ({"method": "two-sided"}, {}, "lacks 'alpha_share'"),
-        ({"method": "top-k", "alpha_share": 0.9, "top_k": 10}, {}, "a top_k of all its classes"),
+        (
+            {"method": "top-k", "alpha_share": 0.9, "top_k": 10},
+            {},
+            "top_k: found 10, expected less than",
+        ),
         (CASCADE | {"sigmas": [0.1, SIGMA]}, {}, ""),
-        (CASCADE | {"sigmas": [SIGMA]}, {}, "has fewer than two stages"),
+        (CASCADE | {"sigmas": [0.1]}, {}, "expected the largest one to be 0.5"),
+        ({"method": "adaptive", "radii": [0.5, 0], **OF_GRID}, {}, "radii that do not ascend"),
+        ({"method": "adaptive", "radii": [0, 0.5], **OF_GRID}, {}, ""),
         (ROUTER | {"sigmas": [SIGMA] * 3}, {}, ""),
-        (ROUTER | {"sigmas": [SIGMA] * 2}, {}, "has fewer than two stages"),
-        ({"N": 4 * 10**9}, {}, ""),
-        ({"N": 4 * 10**9 + 1}, {}, "an N above 4000000000"),
+        (ROUTER | {"sigmas": [SIGMA] * 2}, {}, "expected those of two stages or more"),
         ({"sound": True}, {}, "noise that is not that of its sound"),
         ({"noise": "RoundedGaussianNoise"}, {}, "noise that is not that of its sound"),
-        ({"shard": {"index": 3, "count": 1, "examples": [0, 1797, 1]}}, {}, "an impossible shard"),
-        ({"shard": {"index": 1, "count": 1, "examples": [0, 1797, 1]}}, {}, "an impossible shard"),
+        ({"shard": {"index": 3, "count": 1, "examples": [0, 1797, 1]}}, {}, "or an impossible one"),
+        ({"shard": {"index": 1, "count": 1, "examples": [0, 1797, 1]}}, {}, "or an impossible one"),
         ({"shard": {"index": 0, "count": 1, "examples": [0, 1797, 1]}}, {}, ""),
-        ({"shard": {"index": 0, "count": 2}}, {}, "an impossible shard"),
-        ({"shard": {"index": -1, "count": 2, "examples": [0, 1797, 1]}}, {}, "an impossible shard"),
+        ({"shard": {"index": 0, "count": 2}}, {}, "or an impossible one"),
+        (
+            {"shard": {"index": -1, "count": 2, "examples": [0, 1797, 1]}},
+            {},
+            "or an impossible one",
+        ),
         (
             {"shard": {"index": 0, "count": 2, "examples": [0, 1796, 1]}},
             {},
@@ -125,7 +157,7 @@ def test_every_key_refuses_every_wrong_type_and_what_is_beyond_its_limits(part, 
         (
             {"shard": {"index": True, "count": 2, "examples": [0, 1797, 1], "x": 1}},
             {},
-            "an impossible shard",
+            "or an impossible one",
         ),
     ],
 )
@@ -136,15 +168,17 @@ def test_contradictions_are_refused(settings, run, fault):
     )
 
 
-@pytest.mark.parametrize(
-    "name", [one for one in PROCEDURES if PROCEDURES[one].__module__.startswith("smoothadv.")]
-)
-def test_methods_are_what_the_procedures_record(name):
-    sigmas = {"sigmas": (1.0, 1.0, 1.0)} if "sigmas" in METHODS[name][0] else {}
-    procedure = PROCEDURES[name](Smoothing(1.0, 10, 100, 0.01), **sigmas)
-    assert sorted(METHODS[name][0].split()) == sorted(procedure.record())
-    columns = certification_columns({**procedure.record(), "method": name, "sound": False})
-    assert sorted(columns) == sorted([*CERTIFICATION_COLUMNS, *procedure.columns])
+@pytest.mark.parametrize("name", METHODS)
+def test_logs_have_what_the_procedures_record(name):
+    sigmas = {"sigmas": (1.0, 1.0, 1.0)} if "sigmas" in METHODS[name].recorded_names() else {}
+    procedure = METHODS[name](Smoothing(1.0, 10, 100, 0.01), **sigmas)
+    recorded = json.loads(json.dumps(procedure.record()))
+    assert {*recorded} == {*procedure.recorded_names()}
+    settings = {**MANIFEST["settings"], "sigma": 1.0, "N0": 10, "N": 100, "alpha": 0.01, **recorded}
+    content = {**MANIFEST, "settings": {**settings, "method": name}}
+    assert manifest_fault(content) == log_fault(content) == ""
+    columns = certification_columns(content["settings"])
+    assert columns == [*CERTIFICATION_COLUMNS, *procedure.columns]
 
 
 @pytest.mark.parametrize("part", ["settings", "runs"])

@@ -84,6 +84,11 @@ OTHER_FORMS = {
     "blanks": PLAIN.replace(" ", "  "),
     "quotes": PLAIN.replace(" ", '","').replace("\n", '"\n"').join('""'),
     "quotes around a comma": PLAIN.replace(" ", ",").replace("0:00:15", '"1 day, 0:00:15"'),
+    "a mark of UTF-8": "\ufeff" + PLAIN.replace(" ", "\t"),
+    "carriage returns": PLAIN.replace(" ", "\t").replace("\n", "\r\n"),
+    "columns in another order": "\n".join(
+        "\t".join([*line.split()[::-1], "more"]) for line in PLAIN.splitlines()
+    ),
     "capitals": PLAIN.replace("radius", "Radius").replace("idx", "IDX"),
     "numbers of pandas": PLAIN.replace("0 3 3 1.91 1", "0.0 3.0 3.0 1.91 1.0"),
     "an abstention as a word": PLAIN.replace("7 -1 0.0", "7 ABSTAIN 0.0"),

@@ -2,7 +2,6 @@
 that explain.
 """
 
-import errno
 import json
 import os
 import platform
@@ -37,10 +36,7 @@ def test_printed_radius_is_never_the_larger_and_hardly_the_smaller(radius):
     assert (exact - printed) / exact < Decimal("1e-15")
     assert float(format_radius(radius)) == radius, "nor is it another when it is read"
     assert set(format_radius(radius)) <= set("0123456789."), "there is no exponent"
-
-
-def test_radius_of_an_abstention_is_printed_as_in_the_released_logs():
-    assert format_radius(0.0) == "0.0"
+    assert format_radius(0.0) == "0.0", "of an abstention, as in released logs"
 
 
 def test_table_is_a_header_and_a_line_per_row_in_the_order_of_the_columns():
@@ -66,36 +62,27 @@ def test_file_is_written_whole_and_readers_see_the_old_one_until_then(
     assert path.read_bytes() == b"new"
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, MemoryError])
-@pytest.mark.parametrize("old", [b"old", None])
-def test_failure_midway_leaves_the_old_file_and_no_other(tmp_path, error, old):
-    path = tmp_path / "file"
-    if old:
-        path.write_bytes(old)
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("old", [{}, {"file": b"old"}])
+def test_failure_midway_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, error, call, old):
+    for name, content in old.items():
+        (tmp_path / name).write_bytes(content)
+
+    def fail(*arguments):
+        raise error
 
     def write(file):
         file.write(b"half of the n")
         file.flush()
-        raise error
+        if call == "write":
+            fail()
 
+    if call != "write":
+        monkeypatch.setattr(os, call, fail)
     with pytest.raises(error):
-        write_atomically(path, write)
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == (
-        {"file": old} if old else {}
-    )
-
-
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_failure_of_the_disk_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, call):
-    (tmp_path / "file").write_bytes(b"old")
-
-    def fail(*arguments):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, call, fail)
-    with pytest.raises(OSError, match="No space left"):
-        write_atomically(tmp_path / "file", lambda file: file.write(b"new"))
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"file": b"old"}
+        write_atomically(tmp_path / "file", write)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == old
 
 
 def test_new_content_is_on_the_disk_before_it_takes_the_old_ones_place(tmp_path, monkeypatch):
@@ -165,15 +152,8 @@ def test_provenance_tells_no_host(monkeypatch):
 
 
 def git(folder, *arguments: str) -> str:
-    identity = [
-        "-c",
-        "user.name=Somebody",
-        "-c",
-        "user.email=somebody@example.org",
-        "-c",
-        "commit.gpgsign=false",
-    ]
-    command = ["git", "-C", str(folder), *identity, *arguments]
+    command = ["git", "-C", str(folder), "-c", "user.name=Somebody", "-c", "user.email=a@b.org"]
+    command += ["-c", "commit.gpgsign=false", *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 

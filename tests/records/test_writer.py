@@ -267,11 +267,6 @@ def test_log_of_another_kind_is_named_as_such(log):
     assert "is a certification log: name another file" in refusal(log)
 
 
-def test_existing_log_is_refused_with_the_two_ways_on(log):
-    message = refusal(log, "refuse", settings={"sigma": 1})
-    assert "--resume" in message and "--overwrite" in message
-
-
 @pytest.mark.parametrize("existing", ["refuse", "resume", "overwrite"])
 def test_folder_is_refused(tmp_path, existing):
     assert "is a folder" in refusal(tmp_path, existing)
@@ -289,12 +284,6 @@ def test_folder_is_refused(tmp_path, existing):
 def test_other_settings_are_refused_with_both_values_and_only_those(log, change, words):
     message = refusal(log, settings={**SETTINGS, **change})
     assert words in message and message.count(" was ") == 1 and "--overwrite" in message
-
-
-def test_settings_compare_as_the_manifest_stores_them(tmp_path):
-    for existing in ("refuse", "resume"):
-        with open_log(tmp_path / "log.tsv", existing, settings={"a": (1, 2), "b": 0.1 + 0.2}):
-            pass
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"settings": {"sig', b"[]", b"{}", b"\xff\xfe"])

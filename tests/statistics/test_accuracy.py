@@ -58,11 +58,6 @@ def test_resampled_shares_have_the_quantiles_counted_by_hand():
     assert [(float(low[0]), float(high[0])) for low, high in ends] == [(0.5, 0.5), (0.0, 1.0)]
 
 
-def test_shares_that_no_resample_can_change_have_no_interval():
-    low, high = bootstrap_interval(np.array([0.0, 1.0]), 50, 0.95)
-    assert low.tolist() == high.tolist() == [0, 1]
-
-
 @pytest.mark.parametrize(("correct", "confidence"), [(60, 0.95), (97, 0.9), (5, 0.8)])
 def test_interval_has_the_quantiles_of_resampling_the_examples(correct, confidence):
     """At most a tail of resampled shares lies beyond each end, and at least a tail from it on."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from scipy import stats
 
 from smoothadv.statistics import ABSTAIN, Smoothing
 from smoothadv.statistics.adaptive import Adaptive
-from smoothadv.statistics.error_spending import efficacy_table
 from smoothadv.statistics.on_grid import PAPER_RADII
 from smoothadv.statistics.sequential import Sequential
 from support.votes import ListedVotes, certify, listed
@@ -79,14 +77,6 @@ def test_every_decision_is_that_of_the_plain_loop(smoothing, radii):
         decided_before_the_end += smoothing.n0 + trials < samples
     assert len(levels) >= min(3, len(radii) + 1), "the runs exercise hardly anything"
     assert decided_before_the_end or len(radii) == 1
-
-
-def test_a_constant_classifier_gets_the_largest_radius():
-    certificate = certify(Adaptive(SMALL), ListedVotes(np.full(3050, 2)))
-    assert (certificate.prediction, certificate.radius) == (2, 1.25)
-    assert Adaptive(SMALL).largest_radius == 1.25
-    ladder = Adaptive(SMALL, ladder=True)
-    assert 1.25 <= certify(ladder, ListedVotes(np.full(3050, 2))).radius <= ladder.largest_radius
 
 
 def test_nothing_is_certified_where_no_count_can():
@@ -168,70 +158,3 @@ def test_label_awareness_skips_wrong_classes_and_marks_them():
             other.prediction == 2 and other.radius >= r for r in PAPER_RADII
         ]
     assert 5 <= skipped <= 40
-
-
-@pytest.fixture
-def builds(monkeypatch) -> mock.Mock:
-    """Is called as often as tables are built rather than read."""
-    counted = mock.Mock(wraps=efficacy_table)
-    monkeypatch.setattr("smoothadv.statistics.on_grid.efficacy_table", counted)
-    return counted
-
-
-def some_certificates() -> list[object]:
-    """What a new object of the same settings states; its tables are built or read."""
-    generator, procedure = np.random.default_rng(5), Adaptive(SMALL, radii=(0.0, 0.5, 1.0))
-    runs = [ListedVotes(listed(p, 3050, generator)) for p in PROBABILITIES]
-    return [certify(procedure, votes) for votes in runs]
-
-
-@pytest.mark.parametrize(
-    ("place", "files", "times"), [("new", 2, 1), ("file/cache", 1, 2)], ids=["new", "in the way"]
-)
-def test_tables_are_built_once_where_they_can_be_kept(
-    tmp_path, monkeypatch, builds, place, files, times
-):
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("SMOOTHADV_CACHE", str(tmp_path / place))
-    assert some_certificates() == some_certificates() and builds.call_count == times
-    assert sum(path.is_file() for path in tmp_path.rglob("*")) == files
-
-
-def test_other_settings_have_tables_of_their_own(tmp_path, monkeypatch, builds):
-    monkeypatch.setenv("SMOOTHADV_CACHE", str(tmp_path))
-    for change in (
-        {},
-        {"sigma": 0.25},
-        {"n": 2999},
-        {"alpha": 2e-3},
-        {"noise_distance": 1e-9},
-        {"n0": 10},
-    ):
-        Adaptive(dataclasses.replace(SMALL, **change)).largest_radius  # noqa: B018
-    assert builds.call_count == 5  # n0 has no part in them
-    some = [
-        Adaptive(dataclasses.replace(SMALL, alpha=alpha), radii=(0.0,)) for alpha in (1e-3, 2e-3)
-    ]
-    assert some[0].largest_radius is not None and some[1].largest_radius is not None
-    assert (
-        some[0].looks.tolist() == some[1].looks.tolist() and builds.call_count == 7
-    )  # the level alone tells these apart
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda content: content[:-1],
-        lambda content: content[: len(content) // 2],
-        lambda content: b"",
-        lambda content: content[:200] + bytes([content[200] ^ 1]) + content[201:],
-        lambda content: b"not a table at all" * 20,
-    ],
-)
-def test_a_damaged_cache_file_is_replaced(tmp_path, monkeypatch, builds, damage):
-    monkeypatch.setenv("SMOOTHADV_CACHE", str(tmp_path))
-    expected = some_certificates()
-    (file,) = tmp_path.iterdir()
-    file.write_bytes(damage(file.read_bytes()))
-    assert some_certificates() == expected and builds.call_count == 2
-    assert some_certificates() == expected and builds.call_count == 2

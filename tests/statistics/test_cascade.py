@@ -25,14 +25,13 @@ from smoothadv.statistics.cascade import (
     RIVAL_AT,
     STAGE,
     Cascade,
-    CascadeProcedure,
     SequentialCascade,
     predict_in_cascade,
 )
 from smoothadv.statistics.two_sided import TwoSided
 from support.exact_tails import DIGITS, normal_quantile, probability_of_at_most
 from support.false_statements import (
-    claims,
+    claims_of,
     exactly_false,
     quantile,
     two_sided_edges,
@@ -126,20 +125,6 @@ def at_edge(radius: float, sigma: float, p0: float, of_rivals: bool) -> list[lis
     return [[p, 1 - p, 0.0], [p, (1 - p) / 2, (1 - p) / 2]]
 
 
-def claims_of(
-    procedure: CascadeProcedure, stage: int, last: int, weakest: bool = False
-) -> list[tuple[int, np.ndarray]]:
-    """For each look of a bound, the radii that its counts certify for class 0."""
-    bound = procedure.bounds[stage, stage < last]
-    if isinstance(procedure, SequentialCascade):
-        return claims(bound.looks.tolist(), lambda votes, look: bound.certified(votes, 0, look))
-    n = procedure.smoothing.n
-    rival = min if weakest else max
-    return claims(
-        [n], lambda votes, look: bound.certified_by(int(votes[0]), int(rival(votes[1:])), n)
-    )
-
-
 @both_forms
 @pytest.mark.parametrize("p0", [0.5, 0.7])
 @pytest.mark.parametrize("number", [2, 3])
@@ -152,7 +137,7 @@ def test_a_false_statement_is_no_more_probable_than_alpha(kind, p0, number):
     procedure = kind(Smoothing(1.0, 10, n, ALPHA), threshold=p0, sigmas=sigmas, **further)
     rates = []
     for last in range(number):
-        of_bounds = [claims_of(procedure, stage, last) for stage in range(last + 1)]
+        of_bounds = [claims_of(procedure.bounds[stage, stage < last]) for stage in range(last + 1)]
         for radius in (0.1, 0.25):
             edges = [at_edge(radius, each, p0, True) for each in sigmas[:last]]
             own = sigmas[last]
@@ -178,18 +163,18 @@ def test_controls_exceed_alpha():
     radius, z0 = 0.25, quantile(0.7)
     first, second = at_edge(radius, 1.0, 0.7, False)[0], two_sided_edges(radius, 0.5)[0]
     either = [
-        exactly_false(claims_of(procedure, 0, 0), first, radius),
-        exactly_false(claims_of(procedure, 1, 1), second, radius),
+        exactly_false(claims_of(procedure.bounds[0, False]), first, radius),
+        exactly_false(claims_of(procedure.bounds[1, False]), second, radius),
     ]
     q = float(special.ndtr(z0 - radius))
     assert first[1] < q, "the rivals of the first stage hold"
     assert 1 - (1 - either[0]) * (1 - either[1]) > 1.5 * ALPHA, "the better of two certificates"
     tie = at_edge(0.6, 1.0, 0.7, True)[-1]
     assert tie[1] == tie[2]
-    weaker = claims_of(procedure, 0, 1, weakest=True)
+    weaker = claims_of(procedure.bounds[0, True], weakest=True)
     assert exactly_false(weaker, tie, 0.6) > 1.4 * ALPHA, "the weaker of two equal rivals"
     sure = [0.999, 0.001, 0.0]
-    alone = exactly_false(claims_of(procedure, 1, 1), sure, radius)
+    alone = exactly_false(claims_of(procedure.bounds[1, False]), sure, radius)
     assert alone > ALPHA, "a certificate of the last stage alone, where the first one decides"
 
 
@@ -236,32 +221,6 @@ def test_linear_stages_have_nearly_their_true_radius(kind, margins):
     assert np.median(radii - best * 0.95) >= -least, (radii, best)
 
 
-def test_counts_of_a_row_give_its_radius():
-    sigmas, generator = SIGMAS[3], np.random.default_rng(1)
-    procedure = Cascade(Smoothing(1.0, 50, 2000, 1e-3), sigmas=sigmas)
-    stage_seen = set()
-    for margins in product([-0.3, 0.4, 1.5], repeat=3):
-        p, _ = linear(list(margins), sigmas, 0.7)
-        found = whole_run(procedure, p, generator)
-        counts = {"successes": found.successes, "trials": found.trials, **found.details}
-        recorded = {**vars(procedure.smoothing), **procedure.record()}
-        assert set(Cascade.counts(recorded)) == set(counts)
-        if found.prediction != ABSTAIN:
-            stage_seen.add(found.details[STAGE])
-            assert found.trials == 2000 and Cascade.radius_from(counts, recorded) == found.radius
-            assert (Cascade.radius_from(counts, {**recorded, "alpha": 1e-6}) or 0) < found.radius
-    assert stage_seen == {1, 2, 3}
-
-
-def test_a_stage_that_is_sure_costs_few_draws_of_a_sequential_cascade():
-    procedure = SequentialCascade(Smoothing(1.0, 100, 20_000, 1e-3), sigmas=SIGMAS[2])
-    found = whole_run(procedure, [[0.36, 0.34, 0.3], [0.97, 0.02, 0.01]], np.random.default_rng(0))
-    drawn = [found.details[DRAWN_AT.format(number)] for number in (1, 2)]
-    assert found.prediction == 0 and found.details[STAGE] == 2 and found.radius == 0.75
-    assert drawn[0] < 1000 and found.details["samples"] >= 200 + sum(drawn)
-    assert drawn[1] == found.trials
-
-
 DISTANCES = (0.01, 0.02, 0.03)
 
 
@@ -282,11 +241,11 @@ def test_each_bound_has_the_distance_of_its_own_noise(last, place):
     else:
         expected = two_sided_radius(own, rival, n, sigma, 1e-3, 0.9, distance)
     counts = {"successes": found.successes, "trials": n, **found.details}
-    settings_ = {**vars(smoothing), **vars(procedure)}
     assert (found.prediction, found.details[STAGE]) == (0, last + 1)
-    assert found.radius == expected == Cascade.radius_from(counts, settings_) > 0
-    exact = {name: value for name, value in settings_.items() if name != "noise_distances"}
-    assert Cascade.radius_from(counts, exact) > found.radius, "as a log without --sound records"
+    assert found.radius == expected == procedure.shown(counts) > 0
+    recorded = {**procedure.record(), "sigma": 1.0, "N0": 30, "N": n, "alpha": 1e-3}
+    exact = Cascade.recorded(recorded).shown(counts)
+    assert exact > found.radius, "as a log without --sound records"
 
 
 def test_each_sequential_bound_has_the_distance_of_its_own_noise():

@@ -140,13 +140,6 @@ def test_level_check_rejects_a_boundary_one_too_low(tables):
     assert crossing_probability(table.nulls[row], table.looks, own) > 1e-3
 
 
-def test_fine_rows_hardly_move_the_boundaries_of_the_decisions(tables):
-    # Where the boundary of a fine row is one above that of the next decision, nesting raises the
-    # latter.
-    raised = paper_tables(0.12, between=9).efficacy[::10] - tables[0.12].efficacy
-    assert raised.min() >= 0 and raised.max() <= 1 and raised.sum() <= 3
-
-
 @st.composite
 def designs(draw) -> tuple[np.ndarray, list[float]]:
     """Looks up to 60 draws and an allowance at each, ascending."""
@@ -326,17 +319,6 @@ def test_small_numbers_of_draws_work(n_max):
     assert tables.looks[-1] == n_max and worst_level(tables) <= 1e-3
     # A tail of probability alpha or less exists from 10 draws on.
     assert bool((tables.efficacy[0] <= tables.looks).any()) == (n_max >= 10)
-
-
-@pytest.mark.parametrize("sigma", SIGMAS)
-def test_finer_looks_and_more_early_spending_keep_the_level(sigma):
-    decisions = [radius_probability(radius, sigma) for radius in RADII[::3]]
-    looks = look_schedule(decisions, N_MAX, 1e-3, 0.8, growth=1.1, step=10)
-    assert (
-        (looks[:-1] % 10 == 0).all() and len(looks) > 70 and {100_000, N_MAX} <= set(looks.tolist())
-    )
-    assert looks[(looks > 500)][1:] == pytest.approx(looks[looks > 500][:-1] * 1.06, rel=0.07)
-    assert 0.99e-3 < worst_level(build_tables(decisions, looks, 1e-3, 0.8)) <= 1e-3
 
 
 def test_predictive_quantile_is_near_the_beta_binomial_quantile():

@@ -14,16 +14,13 @@ from smoothadv.statistics import ABSTAIN, Draws, Smoothing
 from smoothadv.statistics.bounds import two_sided_radius
 from smoothadv.statistics.cascade import STAGE
 from smoothadv.statistics.router import (
-    ROUTED,
-    ROUTED_RIVAL,
     Router,
     RouterProcedure,
     SequentialRouter,
     predict_by_router,
 )
-from smoothadv.statistics.two_sided import strongest_rival
 from support.false_statements import (
-    claims,
+    claims_of,
     exactly_false,
     quantile,
     two_sided_edges,
@@ -45,18 +42,6 @@ def theorem(p: list[list[float]], k: int, c: int) -> float:
     return min(radii)
 
 
-def claims_of(procedure: RouterProcedure, place: int) -> list[tuple[int, np.ndarray]]:
-    """For each look at one classifier, the radii that its counts certify for what was chosen."""
-    bound = procedure.bounds[place]
-    if isinstance(procedure, SequentialRouter):
-        return claims(bound.looks.tolist(), lambda votes, look: bound.certified(votes, 0, look))
-    n = procedure.smoothing.n
-    return claims(
-        [n],
-        lambda votes, look: bound.certified_by(int(votes[0]), strongest_rival(votes, 0), n),
-    )
-
-
 def of_kind(kind: type[RouterProcedure], n: int, alpha: float = ALPHA) -> RouterProcedure:
     further = {} if kind is Router else {"radii": (0.1, 0.25, 0.5)}
     return kind(Smoothing(1.0, 30, n, alpha), sigmas=SIGMAS, **further)
@@ -68,9 +53,9 @@ def test_a_false_statement_is_no_more_probable_than_alpha(kind):
     exceed the smaller radius of the theorem.
     """
     procedure, rates = of_kind(kind, 60 if kind is Router else 120), []
-    router = claims_of(procedure, 2)
+    router = claims_of(procedure.bounds[2])
     for stage, radius in product((0, 1), (0.1, 0.25)):
-        own = claims_of(procedure, stage)
+        own = claims_of(procedure.bounds[stage])
         of_router = [exactly_false(router, p, radius) for p in two_sided_edges(radius, SIGMAS[2])]
         of_stage = [exactly_false(own, p, radius) for p in two_sided_edges(radius, SIGMAS[stage])]
         # The other bound holds by far, or is at its edge, too.
@@ -84,11 +69,13 @@ def test_controls_exceed_alpha():
     estimate.
     """
     procedure = of_kind(Router, 150)
-    own = claims_of(procedure, 0)
+    own = claims_of(procedure.bounds[0])
     sure = [0.999, 0.001, 0.0]
     assert exactly_false(own, sure, 0.1) > ALPHA, "the router changes its choice at 0.1"
     either = [
-        exactly_false(claims_of(procedure, stage), two_sided_edges(0.25, SIGMAS[stage])[0], 0.25)
+        exactly_false(
+            claims_of(procedure.bounds[stage]), two_sided_edges(0.25, SIGMAS[stage])[0], 0.25
+        )
         for stage in (0, 1)
     ]
     assert 1 - (1 - either[0]) * (1 - either[1]) > 1.4 * ALPHA, "the better of two stages"
@@ -108,42 +95,6 @@ def test_radii_are_nearly_those_of_the_theorem(kind, route):
     assert {(each.prediction, each.details[STAGE]) for each in found} == {(0, stage)}
     radii = np.array([each.radius for each in found])
     assert (radii <= best).all() and np.median(radii) >= best * 0.95 - least, (radii, best)
-
-
-def test_counts_of_a_row_give_its_radius():
-    procedure, generator = of_kind(Router, 2000, 1e-3), np.random.default_rng(1)
-    seen = set()
-    for a, b, c in product((0.45, 0.8, 0.99), repeat=3):
-        p = [[a, 1 - a, 0.0], [b, (1 - b) / 2, (1 - b) / 2], [c, 1 - c]]
-        found = whole_run(procedure, p, generator)
-        counts = {"successes": found.successes, "trials": found.trials, **found.details}
-        recorded = {**vars(procedure.smoothing), **procedure.record()}
-        assert set(Router.counts(recorded)) == set(counts)
-        if found.trials < 2000:
-            assert found.prediction == ABSTAIN
-            continue
-        radius = Router.radius_from(counts, recorded)
-        assert (radius is None) == (found.prediction == ABSTAIN)
-        if radius is None:
-            continue
-        seen.add((found.details[STAGE], radius))
-        assert found.trials == 2000 and radius == found.radius
-        assert (Router.radius_from(counts, {**recorded, "alpha": 1e-6}) or 0) < radius
-        fewer = {**counts, ROUTED: counts[ROUTED] - 100, ROUTED_RIVAL: counts[ROUTED_RIVAL] + 100}
-        assert (Router.radius_from(fewer, recorded) or 0) <= radius
-    assert {stage for stage, _ in seen} == {1, 2} and len(seen) > 10
-
-
-@both_forms
-def test_an_undecided_router_abstains_before_its_stage_votes(kind):
-    procedure = of_kind(kind, 5000, 1e-3)
-    p = [[0.99, 0.01, 0.0], [0.99, 0.01, 0.0], [0.5, 0.5]]
-    generator, drawn = np.random.default_rng(0), []
-    for _ in range(10):
-        found = whole_run(procedure, p, generator)
-        assert (found.prediction, found.radius) == (ABSTAIN, 0.0)
-        drawn.append(found.trials)
-    assert sorted(drawn)[5] == 0, "the stage votes only where the selection promised more"
 
 
 def prediction_of(routed: np.ndarray, votes: np.ndarray, alpha: float) -> list[int]:
@@ -204,9 +155,8 @@ def test_each_bound_has_the_distance_of_its_own_noise(stage, place):
     found = answered(procedure, shares, sure)
     expected = two_sided_radius(700, 300, n, SIGMAS[place], 1e-3, 0.9, DISTANCES[place])
     counts = {"successes": found.successes, "trials": n, **found.details}
-    settings = {**vars(smoothing), **vars(procedure)}
     assert (found.prediction, found.details[STAGE]) == (0, stage + 1)
-    assert found.radius == expected == Router.radius_from(counts, settings) > 0
+    assert found.radius == expected == procedure.shown(counts) > 0
 
 
 def test_each_sequential_bound_has_the_distance_of_its_own_noise():

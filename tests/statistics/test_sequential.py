@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from smoothadv.statistics import ABSTAIN, Smoothing, error_spending
-from smoothadv.statistics.bounds import quantile_loss, radius_probability, two_sided_radius
+from smoothadv.statistics.bounds import quantile_loss, radius_probability
 from smoothadv.statistics.sequential import STEPS, Sequential
 from support.crossing import crossing_probability
 from support.votes import ListedVotes, certify
@@ -109,30 +109,6 @@ def test_certificates_are_those_of_a_plain_loop_until_it_gives_up(small, p):
             assert (certificate.successes, certificate.trials) == (counts[candidate], deciding)
             assert certificate.details["rival"] == np.delete(counts, candidate).max()
     assert certified or max(p) == 0.25
-
-
-def test_giving_up_loses_few_radii_and_saves_draws(small):
-    """Against both bounds from all draws at once, whose radii are not on a grid of sigma / 100."""
-    generator, lost, draws, runs = np.random.default_rng(6), 0, 0, 0
-    for p in (
-        [0.3, 0.1, 0.5, 0.1],
-        [0.2, 0.2, 0.4, 0.2],
-        [0.01, 0.01, 0.97, 0.01],
-        [0.24, 0.24, 0.28, 0.24],
-    ):
-        for _ in range(25):
-            classes = generator.choice(4, size=SMALL.n0 + SMALL.n, p=p)
-            found, counts = (
-                certify(small, ListedVotes(classes)),
-                np.bincount(classes[SMALL.n0 :], minlength=4),
-            )
-            selected = int(np.bincount(classes[: SMALL.n0], minlength=4).argmax())
-            of_all = counts[selected], np.delete(counts, selected).max(), SMALL.n
-            whole = two_sided_radius(*map(int, of_all), SMALL.sigma, SMALL.alpha, SHARE)
-            decided = -1 if whole is None else sum(r <= whole for r in (0.0, 0.25, 0.5)) - 1
-            lost += found.details["level"] < decided
-            draws, runs = draws + found.details["samples"], runs + 1
-    assert lost <= 0.2 * runs and draws < 0.6 * runs * (SMALL.n0 + SMALL.n)
 
 
 def test_options():

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from scipy import stats
 
+from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork
 from smoothadv.datasets import get_dataset
 from smoothadv.models.load import classifier_digest
 from smoothadv.noise import GaussianNoise, NoiseKey, Purpose
@@ -20,15 +21,15 @@ SMALL = ["--device", "cpu", "--N", 50, "--max", 12, "--num-steps", 3, "--num-noi
 # A network whose loss has a smooth gradient that is nowhere near zero: what rounds otherwise
 # changes an attack by as little. With ReLU, or where the softmax is nearly one, it can change
 # everything.
-LINEAR = """
-import torch
+LINEAR = "linear:of-tests"
 
-def linear(description):
+
+@LIBRARIES.register("linear")
+def _linear(location: str, pretrained: bool, images: object) -> LibraryNetwork:
     weight = torch.sin(1.7 * torch.arange(640.0)).view(10, 64) / 2
     layer = torch.nn.Linear(64, 10)
     layer.load_state_dict({"weight": weight, "bias": torch.zeros(10)})
-    return torch.nn.Sequential(torch.nn.Flatten(), layer)
-"""
+    return LibraryNetwork(torch.nn.Sequential(torch.nn.Flatten(), layer), "1")
 
 
 def archive(log: Path) -> dict[str, np.ndarray]:

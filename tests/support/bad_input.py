@@ -332,20 +332,18 @@ CASES = [
     ([*TRAIN, "--warmup", "5"], USAGE, ["--warmup", "gaussian"]),
     ([*TRAIN, "--num-noise-vec", "2"], USAGE, ["--num-noise-vec", "gaussian"]),
     (
-        [*TRAIN_PGD, *PGD, "--noise", "0", "--no-grad-attack"],
+        [*TRAIN_PGD, *PGD, "--noise", "0", "--gradient", "stein"],
         USAGE,
         ["--gradient stein", "noise"],
     ),
     (
-        [*TRAIN_PGD[:4], *PGD, "--no-grad-attack"],
+        [*TRAIN_PGD[:4], *PGD, "--gradient", "stein"],
         USAGE,
         ["give --noise"],
     ),
     ([*PREDICT, "--num-noise-vec", "2"], USAGE, ["--num-noise-vec", "--attack"]),
     ([*PREDICT, "--epsilon", "0.5"], USAGE, ["--epsilon", "--attack"]),
-    ([*PREDICT, "--base-attack"], USAGE, ["--gradient", "--attack"]),
-    ([*PREDICT, *PGD, "--base-attack", "--no-grad-attack"], USAGE, ["--base-attack"]),
-    ([*PREDICT, *PGD, "--gradient", "stein", "--base-attack"], USAGE, ["--gradient"]),
+    ([*PREDICT, "--gradient", "base"], USAGE, ["--gradient", "--attack"]),
     ([*TRAIN_PGD, *PGD, "--gradient", "base"], USAGE, ["--gradient", "'base'"]),
     # Omissions.
     (TRAIN[:-2], USAGE, ["--noise"]),

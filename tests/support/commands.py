@@ -132,7 +132,7 @@ def forget_plugins() -> None:
 def command_main(name: str) -> Callable[[list[str]], int]:
     """The main function of a command, which finds no plug-in loaded."""
     forget_plugins()
-    return importlib.import_module(f"smoothadv.cli.{name}").main
+    return importlib.import_module("smoothadv.cli").COMMANDS[name].load()
 
 
 def rows(log: Path) -> list[dict[str, str]]:

@@ -9,6 +9,8 @@ import pytest
 from scipy import signal, special, stats
 
 from smoothadv.statistics import Certificate, Procedure
+from smoothadv.statistics.on_grid import GridProcedure
+from smoothadv.statistics.two_sided import TwoSided
 from support.votes import stated
 
 
@@ -37,6 +39,16 @@ def claims(
                 radii[own, rival] = certified(np.array([own, rival, n - own - rival]), look)
         found.append((n, radii))
     return found
+
+
+def claims_of(bound: TwoSided | GridProcedure, weakest: bool = False) -> list:
+    """``claims`` of a bound of a certificate, by the strongest rival, or by the ``weakest``."""
+    if isinstance(bound, GridProcedure):
+        return claims(bound.looks.tolist(), lambda votes, look: bound.certified(votes, 0, look))
+    n, rival = bound.smoothing.n, min if weakest else max
+    return claims(
+        [n], lambda votes, look: bound.certified_by(int(votes[0]), int(rival(votes[1:])), n)
+    )
 
 
 def exactly_false(

@@ -238,10 +238,8 @@ def main(chosen: str) -> None:
         kernels._BLOCK_ROWS = 1024  # the interpreter takes long for each program
         found = {"resnet50": shapes(house_network("resnet50", "imagenet", 224, True), 1)}
     else:
-        digits = house_network("digits_resnet8", "digits", 8)
         found = {
             "odd": whole(odd),
-            "digits": whole(digits),
             "faults": faults(odd),
             "shapes of odd": shapes(odd, 3),
         }

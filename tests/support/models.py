@@ -51,18 +51,6 @@ class ConstantClassifier(nn.Module):
         return inputs.flatten(1).sum(1, keepdim=True) * 0 + self.logits.to(inputs.dtype)
 
 
-class SlabClassifier(nn.Module):
-    """Class 1 in the slab |x_0| < half_width, class 0 outside."""
-
-    def __init__(self, half_width: float) -> None:
-        super().__init__()
-        self.half_width = half_width
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        inside = self.half_width - inputs.flatten(1)[:, 0].abs()
-        return torch.stack([torch.zeros_like(inside), inside], dim=1)
-
-
 class IntervalClassifier(nn.Module):
     """The number of thresholds below the first coordinate."""
 

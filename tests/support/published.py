@@ -12,7 +12,7 @@ from PIL import Image
 from scipy.io import savemat
 from torchvision import datasets
 
-from smoothadv.datasets.imagenet import OF_TINY
+from smoothadv.datasets.sources.imagenet import OF_TINY
 
 # By split: images uint8 [N, C, H, W], and labels [N].
 Splits = dict[str, tuple[np.ndarray, np.ndarray]]

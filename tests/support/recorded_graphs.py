@@ -15,7 +15,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from smoothadv.attacks.gradient_attack import Problem
 from smoothadv.training import graphed, run, schedule
 
 aten = torch.ops.aten
@@ -104,5 +103,4 @@ def recorded_graphs(monkeypatch) -> mock.Mock:
     monkeypatch.setattr(graphed, "cuda", fake)
     for module in (run, schedule):
         monkeypatch.setattr(module, "has_cuda_graphs", lambda device: True)
-    monkeypatch.setattr(Problem, "may_look", False)
     return fake

@@ -2,13 +2,12 @@
 pretended.
 """
 
-import fcntl
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +78,7 @@ def write_grid(path: Path, *sweeps: Table, **further: Any) -> Path:
 
 def jobs_of(path: Path, shared: Mapping[str, str | None] = CPU) -> list[SweepJob]:
     """The jobs of a grid in the working folder; all commands get the ``shared`` options."""
-    from smoothadv.cli.expectations import CommandReader
+    from smoothadv.sweep.expectations import CommandReader
     from smoothadv.sweep.grid import read_grid
     from smoothadv.sweep.planning import plan_jobs
 
@@ -158,41 +157,11 @@ def fake_commands(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(job_execution, "_run", lambda job, stage, *_: fake(stage) or 0)
 
 
-@contextmanager
-def held_by_another(path: Path) -> Iterator[subprocess.Popen]:
-    """Within, another process holds the lock on a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    program = (
-        "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); "
-        "print(1, flush=True)"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", f"{program}; sys.stdin.read()", str(path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdout.readline() == b"1\n"
-    try:
-        yield process
-    finally:
-        process.communicate()
-
-
 def commands_in(log: Path) -> int:
     """How many commands a job's log records."""
     return sum(
         line.startswith("$ ") and " smoothadv " in line for line in log.read_text().splitlines()
     )
-
-
-def is_locked(path: Path) -> bool:
-    """Whether somebody holds the lock on a file."""
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def is_alive(process: int) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from smoothadv.training.teacher import Teacher
+
 
 def read(folder: Path) -> dict[str, Any]:
     """The checkpoint of a run folder, read the way a stranger would."""
@@ -57,3 +59,14 @@ def after_update(monkeypatch, number: int, act: Callable[[], None], kind=torch.o
 def send(number: signal.Signals = signal.SIGTERM) -> None:
     """A signal to this process, which it has received when this returns."""
     os.kill(os.getpid(), number)
+
+
+class KnownShares(Teacher):
+    """A teacher whose shares of votes float32 [N, K] are given."""
+
+    def __init__(self, network: torch.nn.Module, shares: torch.Tensor) -> None:
+        super().__init__(network)
+        self.shares = shares
+
+    def fields(self, indices: torch.Tensor, part: slice) -> dict[str, Any]:
+        return {**super().fields(indices, part), "targets": self.shares[indices[part]]}

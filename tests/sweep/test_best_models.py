@@ -5,7 +5,6 @@ An ensemble of models of other jobs is evaluated as one classifier as soon as th
 trained.
 """
 
-import json
 from pathlib import Path
 
 import pytest
@@ -32,12 +31,6 @@ def log(noise: str, name: str) -> Path:
 
 def sweep(capsys, action: str, *options: object):
     return call(capsys, "sweep", action, GRID, "--device", "cpu", *options)
-
-
-def certify_best(certified: int = 9) -> None:
-    for job in jobs_of(GRID):
-        for stage in job.evaluations[1:]:
-            fake(stage, certified=certified)
 
 
 @pytest.fixture
@@ -78,28 +71,6 @@ def test_one_run_does_both_stages(capsys, monkeypatch):
     assert outcome.code == 0, outcome
     assert "; the best models, for 'more', are not known yet" in outcome.out.splitlines()[0]
     assert log("0.50", "more").exists()
-
-
-def test_held_out_accuracy_leaves_out_the_images_that_chose(first_stage, capsys):
-    certify_best(certified=7)
-    found = json.loads(call(capsys, "analyze", "held_out", "A=logs/grid", "--format", "json").out)
-    assert [row["radius"] for row in found] == [0.25, 0.5, 0.75]
-    noises = [row["model"].split("noise_")[-1][:4] for row in found]
-    assert noises == ["0.25", "0.50", "0.50"], found
-    assert [row["chosen"] for row in found] == [0.8, 0.6, 0.6]
-    for row in found:  # of images 5 to 8, the first two are certified
-        assert (row["models"], row["chosen_examples"]) == (3, 5)
-        assert (row["held_out"], row["held_out_examples"]) == (0.5, 4)
-        assert row["low"] <= row["difference"] <= row["high"]
-        assert row["difference"] == pytest.approx(0.5 - row["chosen"])
-
-
-def test_held_out_needs_several_models_and_other_images(first_stage, capsys):
-    fake(jobs_of(GRID)[0].evaluations[1])
-    for logs in (log("0.50", "all"), log("0.25", "all").parent):  # no other images; no other models
-        outcome = call(capsys, "analyze", "held_out", f"A={logs}")
-        assert outcome.code == 1 and outcome.err.count("error: ") == 1
-        assert "needs logs of several models, and" in outcome.err
 
 
 @pytest.mark.parametrize(

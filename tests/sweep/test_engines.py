@@ -18,6 +18,7 @@ import pytest
 
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import options_of
+from smoothadv.sweep import engines
 from smoothadv.sweep.engines import ENGINES, SweepContext, local, ray, slurm
 from smoothadv.sweep.engines.local import Local
 from smoothadv.sweep.engines.slurm import Attempt, Slurm
@@ -196,7 +197,7 @@ def test_whatever_ends_the_engine_stops_what_runs_and_begins_nothing_more(monkey
         return wait(futures, *more)
 
     monkeypatch.setattr(local, "execute", running)
-    monkeypatch.setattr(local, "wait", waiting)
+    monkeypatch.setattr(engines, "wait", waiting)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(ZeroDivisionError if cause == "a defect" else KeyboardInterrupt):

@@ -108,12 +108,6 @@ def sum_of_logs(job) -> list[Path]:
     return [log for stage in job.evaluations for log in stage.logs]
 
 
-def test_files_to_start_from_can_be_swept():
-    paths = ["models/a/checkpoint.pth.tar", "models/b/checkpoint.pth.tar"]
-    assert len(set(folders({**PGD, "pretrained-model": paths}))) == 2
-    assert len(set(folders({**PGD, "use-unlabelled": ["a.npz", "b.npz"]}))) == 2
-
-
 def test_released_epsilons_are_read_in_their_unit():
     """The released code counts in 1/256: 64 is a quarter."""
     sweep = {**PGD, "epsilon": [64, 127, 256], "released-behaviour": True}
@@ -121,20 +115,3 @@ def test_released_epsilons_are_read_in_their_unit():
     read = [facts_of("certification", sum_of_logs(job)[0], {}).get("epsilon") for job in jobs]
     planned = [job.training.expected.recipe["objective"]["attack"]["epsilon"] for job in jobs]
     assert planned == [0.25, 127 / 256, 1] and read == pytest.approx(planned, rel=5e-4)
-
-
-def test_folder_never_contradicts_a_recipe(workplace, capsys):
-    """Either the folder states the recipe's values, or a grid refuses the recipe."""
-    (workplace / "mine.txt").write_text(
-        "--objective smoothadv --attack PGD --epsilon 0.5 --num-steps 4\n"
-    )
-    path = write_grid(
-        Path("grid.toml"), {"noise": 0.25, "recipe": "mine.txt"}, fixed=CIFAR, certify=[CERTIFY]
-    )
-    try:
-        (job,) = jobs_of(path)
-    except BaseException as refused:
-        assert "mine.txt" in f"{refused}{capsys.readouterr().err}"
-    else:
-        found = facts_of("certification", sum_of_logs(job)[0], {})
-        assert [found.get(key) for key in ("attack", "epsilon", "num_steps")] == ["PGD", 0.5, 4]

@@ -324,16 +324,11 @@ def test_last_line(content, line):
     assert last_line(Path("log")) == line
 
 
-def test_too_few_gpus_are_an_error_before_anything_runs(pretend, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", pretend["PYTHONPATH"])
-    job, ends = replace(pretended_job(Path.cwd(), making("a")), processes=2), []
-    where = SweepContext("name", Path("logs"), ("0",))
+def test_too_few_gpus_are_an_error_before_anything_runs():
+    job = replace(pretended_job(Path.cwd(), making("a")), processes=2)
     with pytest.raises(UserError, match="2 processes.* 1 GPU visible"):
-        Local().run([job], where, lambda job, how: ends.append(how))
-    assert begun() == ends == []
-    on_cpu = replace(where, wants_gpus=False)
-    Local().run([replace(job, processes=1)], on_cpu, lambda job, how: ends.append(how))
-    assert ends == [DONE], "on the CPU none are needed"
+        Local().run([job], SweepContext("name", Path("logs"), ("0",)), print)
+    assert begun() == []
 
 
 @pytest.mark.slow

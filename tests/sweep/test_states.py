@@ -31,8 +31,6 @@ from support.sweeping import (
     FIXED,
     fake,
     finish,
-    held_by_another,
-    is_locked,
     jobs_of,
     write_grid,
 )
@@ -198,7 +196,7 @@ def test_files_of_other_settings_are_neither_done_nor_replaced(done, capsys, wha
     for action, output in (("run", "nothing to do"), ("retry", "failed")):
         outcome = call(capsys, "sweep", action, "grid.toml", "--device", "cpu")
         assert outcome.code == 1 and output in outcome.out and words[-1] in outcome.err
-        assert "give the grid other" in outcome.err and "sweep retry" not in outcome.err
+        assert "give the grid other" in outcome.err
         assert artefacts() == before
     assert not job.record.log.exists(), "no command was started for nothing"
 
@@ -242,6 +240,24 @@ def test_other_weights_to_start_from_make_another_model():
     assert state.kind is FAILED and "pretrained" in state.detail
 
 
+def test_a_student_waits_for_the_teacher_and_is_not_that_of_another_one():
+    teacher = MODEL / "checkpoint.pth.tar"
+    student = {"noise": 0.25, "objective": "cat-rs", "teacher": str(teacher), "group": "B"}
+    first, second = jobs_of(write_grid(Path("grid.toml"), student, {"noise": 0.25}))
+    assert kind(first) is BLOCKED and str(teacher) in state_of(first).detail
+    for job in (second, first):
+        assert kind(job) is WAITING
+        finish(job)
+    assert kind(first) is DONE
+    teacher.write_bytes(b"another one")
+    assert kind(first) is FAILED and "teacher_sha256" in state_of(first).detail
+
+
+def test_no_file_of_the_hub_is_waited_for():
+    hub = {"objective": "cat-rs", "teacher": "hf-hub:me/teacher", "pretrained-model": "hf-hub:a/b"}
+    assert kind(the_job({**FIXED, **hub}, {**CERTIFY, "denoiser": "hf-hub:a/d"})) is WAITING
+
+
 def test_training_does_not_start_from_an_unfinished_model(done):
     """Its checkpoint exists, but lacks an epoch."""
     start = {**FIXED, "pretrained-model": str(MODEL / "checkpoint.pth.tar"), "seed": 1}
@@ -259,32 +275,13 @@ def test_checkpoint_beside_arguments_of_others_can_be_used(epochs):
     assert unmet_need(checkpoint) == ""
 
 
-def assert_busy(job: SweepJob) -> None:
-    with pytest.raises(BusyError, match="is being worked on"), job.record.claim(0):
-        pass
-
-
-@pytest.mark.parametrize("state", ["running", "failed", "done", None])
+@pytest.mark.parametrize("state", ["running", "failed", "done"])
 def test_holder_of_the_lock_works_on_the_job_whatever_the_record_says(state):
     job = the_job()
-    if state:
-        job.record.folder.mkdir(parents=True)
+    with job.record.claim(0):
         job.record.write(state, line="x")
-    with held_by_another(job.record.folder / "job.lock"):
-        assert kind(job) is RUNNING and job.record.holder()
-        assert_busy(job)
+        assert kind(job) is RUNNING
+        assert job.record.holder() == f"{socket.gethostname()}, process {os.getpid()}"
+        with pytest.raises(BusyError, match="is being worked on"), job.record.claim(0):
+            pass
     assert job.record.holder() == "" and kind(job) is not RUNNING
-
-
-def test_readers_of_the_lock_do_not_see_each_other():
-    begun = the_job()
-    with begun.record.claim(0):
-        begun.record.write("running", stage="train")
-    lock = begun.record.folder / "job.lock"
-    assert not is_locked(lock) and kind(begun) is STOPPED
-    with begun.record.claim(0):
-        assert is_locked(lock)
-        holders = {begun.record.holder() for _ in range(3)}
-        assert holders == {f"{socket.gethostname()}, process {os.getpid()}"}
-        assert_busy(begun)
-    assert not is_locked(lock)

@@ -4,17 +4,16 @@ no other. But for one real run, commands are faked.
 
 import json
 import os
-import shutil
 import signal
 from pathlib import Path
 
 import pytest
 
 from smoothadv.analysis.facts import facts_of
-from smoothadv.cli import expectations
-from smoothadv.cli.sweep import visible_gpus
 from smoothadv.records.logs import manifest_path, recorded_settings
-from smoothadv.sweep import job_execution
+from smoothadv.sweep import expectations, job_execution
+from smoothadv.sweep.command import context_of
+from smoothadv.sweep.engines import SweepContext
 from smoothadv.sweep.engines.local import Local
 from smoothadv.sweep.jobs import SweepJob
 from smoothadv.sweep.stages import Stage
@@ -170,21 +169,9 @@ def test_job_without_images_is_blocked_and_the_same_command_tries_again(
     expectations._lacking.cache_clear()
 
 
-def test_status_lists_every_job(done, capsys):
-    listed = [(row["state"], row["folder"]) for row in status(capsys)]
-    assert listed == [("done", folder) for folder in FOLDERS]
-    keep_rows(LOGS[0], 2)
-    shutil.rmtree(Path("models/grid", FOLDERS[1]))
-    shutil.rmtree(Path("logs/grid", FOLDERS[1]))
-    first, second = status(capsys)
-    assert (first["state"], second["state"]) == ("stopped", "waiting")
-    assert "2 of 5 images" in first["detail"]
-    assert sweep(capsys, "status").out.splitlines()[-1] == "grid: 2 jobs: 1 waiting, 1 stopped"
-
-
 def test_only_some_jobs(done, capsys, monkeypatch):
-    assert [row["folder"] for row in status(capsys, "--only", "PGD*")] == FOLDERS[1:]
-    assert [row["folder"] for row in status(capsys, "--only", "*eps_9*", "gaus*")] == FOLDERS[:1]
+    listed = [(row["state"], row["folder"]) for row in status(capsys, "--only", "*eps_9*", "gaus*")]
+    assert listed == [("done", FOLDERS[0])]
     for log in LOGS:
         undo_certification(log)
     begun = []
@@ -288,27 +275,6 @@ def test_interrupted_sweep_saves_reports_and_continues(workplace, reference, num
     sweep_runs.audit(workplace, reference)
 
 
-@pytest.mark.parametrize(
-    ("named", "options", "gpus"),
-    [("2,3", [], ("2", "3")), (None, [], ("0", "1")), ("2,3", CPU, ())],
-    ids=["some", "all", "CPU only"],
-)
-def test_jobs_get_the_gpus_that_the_sweep_may_use(
-    workplace, capsys, monkeypatch, named, options, gpus
-):
-    the_grid()
-    contexts = []
-    monkeypatch.setattr(Local, "run", lambda engine, jobs, context, _: contexts.append(context))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if named:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-    outcome = call(capsys, "sweep", "run", "grid.toml", *options)
-    assert outcome.code == 1 and "2 of 2 jobs not done" in outcome.err
-    assert [(one.gpus, one.wants_gpus) for one in contexts] == [(gpus, not options)]
-
-
 def test_several_grids_are_one_sweep(done, capsys):
     write_grid(Path("more.toml"), {"noise": 0.5, "group": "More"}, certify=[CERTIFY])
     outcome = sweep(capsys, "status", "more.toml")
@@ -339,5 +305,8 @@ def test_two_grids_of_one_folder_are_refused(workplace, capsys, kind):
         ("GPU-8f,MIG-1/2", 2, ("GPU-8f", "MIG-1/2")),
     ],
 )
-def test_gpus_have_the_names_of_the_environment_variable(named, count, gpus):
-    assert visible_gpus(named, count) == gpus
+def test_gpus_have_the_names_of_the_environment_variable(named, count, gpus, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named or "")
+    assert context_of("a", Path("logs"), None) == SweepContext("a", Path("logs"), gpus)
+    assert context_of("a", Path("logs"), "cpu") == SweepContext("a", Path("logs"), (), False)

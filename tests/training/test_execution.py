@@ -12,7 +12,6 @@ from smoothadv.architectures import get_architecture
 from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.estimators import plug_in
 from smoothadv.base.distributed import Processes
-from smoothadv.base.settings import identity
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training.execution import Execution
 from smoothadv.training.update import Address, Update
@@ -65,7 +64,7 @@ def channels_last(images: torch.Tensor) -> torch.Tensor:
 def train(update: Update, steps: int = 2) -> list[float]:
     """The loss of each of ``steps`` updates."""
     sums = [
-        update(channels_last(IMAGES), LABELS, 6, slice(0, 6), Address(1, 0, step), 1.0)
+        update(channels_last(IMAGES), LABELS, torch.arange(6), Address(1, 0, step))
         for step in range(steps)
     ]
     return [float(each[0] / each[2]) for each in sums]
@@ -100,7 +99,7 @@ def test_compiled_training_is_eager_training(own_compiler_cache):
 
     # The smaller last batch of an epoch runs uncompiled, with the same weights.
     for update in (compiled, eager):
-        update(channels_last(IMAGES[:5]), LABELS[:5], 5, slice(0, 5), Address(1, 0, 9), 1.0)
+        update(channels_last(IMAGES[:5]), LABELS[:5], torch.arange(5), Address(1, 0, 9))
     assert largest_difference(compiled.model, eager.model) < 1e-4
 
 
@@ -197,23 +196,8 @@ def test_weights_have_the_memory_format_of_the_device_and_keep_it(
     assert not any(weight.is_contiguous(memory_format=other) for weight in weights)
     update.compute = lambda inputs: inputs.images
     images = torch.rand(6, 3, 8, 8).to(memory_format=other)
-    given = update(images, LABELS, 6, slice(0, 6), Address(1, 0, 0), 1.0)
+    given = update(images, LABELS, torch.arange(6), Address(1, 0, 0))
     assert given.is_contiguous(memory_format=layout)
-
-
-def test_how_often_a_run_is_saved_does_not_decide_its_weights():
-    assert identity(Execution(checkpoint_minutes=1)) == identity(Execution(checkpoint_minutes=9))
-    others = [
-        Execution(precision="bf16"),
-        Execution(compile=True),
-        Execution(synchronized_norm=True),
-    ]
-    assert all(identity(other) != identity(Execution()) for other in others)
-    assert identity(Execution()) == {
-        "precision": "fp32",
-        "compile": False,
-        "synchronized_norm": False,
-    }
 
 
 def test_synchronized_norm_replaces_the_layers_and_keeps_the_model():

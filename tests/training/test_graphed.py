@@ -22,11 +22,10 @@ from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training.execution import Execution
 from smoothadv.training.graphed import GraphedUpdate
 from smoothadv.training.schedule import Schedule, optimizer_of
-from smoothadv.training.teacher import Teacher
 from smoothadv.training.update import Address, Update
 from support.commands import succeed
 from support.recorded_graphs import recorded_graphs as recorded_graphs
-from support.trainings import same_state
+from support.trainings import KnownShares, same_state
 
 CPU = torch.device("cpu")
 SIGMA = 0.25
@@ -86,7 +85,7 @@ class Both:
             torch.rand(2, 1, 8, 8),
             copy.deepcopy(network).eval(),
         )
-        teacher = Teacher(teacher.requires_grad_(False), torch.rand(9, 10).softmax(1))
+        teacher = KnownShares(teacher.requires_grad_(False), torch.rand(12, 10).softmax(1))
         self.updates = []
         for _ in range(2):
             model = execution.prepare(copy.deepcopy(network), CPU)
@@ -117,18 +116,8 @@ class Both:
             for update in self.updates:
                 (group,) = update.optimizer.param_groups
                 group["lr"] = group["lr"].fill_(rate) if torch.is_tensor(group["lr"]) else rate
-                whole = count * self.updates[0].processes.size
-                sums.append(
-                    update(
-                        images,
-                        labels,
-                        whole,
-                        slice(0, count),
-                        Address(7, epoch, number),
-                        weight,
-                        torch.arange(count) + number % 4,
-                    )
-                )
+                whole = torch.arange(count * self.updates[0].processes.size)
+                sums.append(update(images, labels, whole, Address(7, epoch, number), weight))
             ours, theirs = self.found(sums)
             if len(ours) != len(theirs) or not all(map(torch.equal, ours, theirs)):
                 different.append(number)

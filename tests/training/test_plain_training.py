@@ -44,9 +44,8 @@ def our_losses(attack: str, steps: int, copies: int, model: torch.nn.Module) -> 
     update = Update(
         model, objective, sgd(model), Execution(), Processes(), CPU, torch.rand(2, 1, 8, 8), BATCH
     )
-    whole = slice(0, BATCH)
     sums = [
-        update(images, labels, BATCH, whole, Address(SEED, 0, step), 1.0)
+        update(images, labels, torch.arange(BATCH), Address(SEED, 0, step))
         for step, (images, labels) in enumerate(batches())
     ]
     return [means(each.tolist())["loss"] for each in sums]

@@ -5,6 +5,7 @@ This file is also the program of those processes, which are launched once for al
 """
 
 import copy
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -21,13 +22,13 @@ from smoothadv.base import distributed
 from smoothadv.base.distributed import Processes, join_processes
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.images import InMemoryImages
-from smoothadv.noise import GaussianNoise
 from smoothadv.objectives import OBJECTIVES as KINDS
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training.execution import Execution
-from smoothadv.training.teacher import Teacher, count_votes
+from smoothadv.training.teacher import NoisyVotes, for_label, until_precise
 from smoothadv.training.update import Address, Update
+from support.trainings import KnownShares
 
 CPU = torch.device("cpu")
 ATTACK = ATTACKS["PGD"](0.5, 3)
@@ -39,17 +40,6 @@ OBJECTIVES = {
 }
 # (images in the batch of all processes, weight of the loss) of each update.
 UPDATES = [(7, 1.0), (2, 1.0), (7, 0.5), (5, 1.0), (8, 1.0)]
-
-
-class Opaque(nn.Module):
-    """A network that cannot be folded: the model itself is attacked."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x) if len(x) else x
 
 
 def network(normalized: bool = False) -> nn.Module:
@@ -72,7 +62,6 @@ RUNS: dict[str, tuple[str, int, Callable[[], nn.Module]]] = {
     "smoothadv by 1": ("smoothadv", 1, network),
     "smoothadv by 2": ("smoothadv", 2, network),
     **{name: (name, 3, network) for name in OBJECTIVES if name not in FIRST},
-    "smoothadv of an opaque network": ("smoothadv", 2, lambda: Opaque(network())),
 }
 
 
@@ -80,7 +69,7 @@ def updater(model: nn.Module, objective: str, micro_batch: int, processes: Proce
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-2)
     shares = torch.eye(3, dtype=torch.float64)[torch.arange(8) % 3] * 0.7 + 0.1
     teacher, example = (
-        Teacher(nn.Sequential(network(), nn.Linear(3, 3)).double(), shares),
+        KnownShares(nn.Sequential(network(), nn.Linear(3, 3)).double(), shares),
         torch.zeros(2, 1, 8, 8),
     )
     return Update(
@@ -103,10 +92,8 @@ def do_update(update: Update, processes: Processes, step: int) -> torch.Tensor:
     dtype = next(update.model.parameters()).dtype
     images = torch.rand(size, 1, 8, 8, generator=generator, dtype=dtype)
     labels = torch.randint(3, (size,), generator=generator)
-    indices, part = processes.share(torch.arange(size))
-    seen = update(
-        images[indices], labels[indices], size, part, Address(3, 0, step), weight, indices
-    )
+    indices, _ = processes.share(torch.arange(size))
+    seen = update(images[indices], labels[indices], torch.arange(size), Address(3, 0, step), weight)
     return processes.total(seen)
 
 
@@ -146,9 +133,9 @@ def evaluated(processes: Processes) -> dict[str, float]:
     return update.evaluate(images, torch.arange(21), 4, Address(0, 0, 0))
 
 
-def votes(processes: Processes, seed: int = 4) -> list[list[list[int]]]:
-    """Of all classes on five images, in an order of their own; of the label of one of them; and of
-    four that may end early.
+def votes(processes: Processes, seed: int = 4) -> list[Any]:
+    """For the labels of five images, in an order of their own, and of one of them; and of all
+    classes on four.
     """
     pixels = torch.randint(
         256, (21, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
@@ -156,10 +143,16 @@ def votes(processes: Processes, seed: int = 4) -> list[list[list[int]]]:
     images = InMemoryImages(pixels, torch.arange(21) % 3, describe_dataset("digits"))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)
-    more = 40, GaussianNoise(1.0, seed), CPU, 16, processes, "votes"
-    asked = (([20, 3, 7, 0, 9], {}), ([20], {"for_labels": True}), ([20, 3, 7, 0], {"early": True}))
+    noisy = NoisyVotes(model, images, 1.0, CPU, 16, processes)
+    of_label = functools.partial(for_label, 40)
+    asked = (
+        ([20, 3, 7, 0, 9], of_label, ()),
+        ([20], of_label, ()),
+        ([20, 3, 7, 0], lambda label: until_precise(40), (10,)),
+    )
     return [
-        count_votes(model, images, np.array(which), *more, **how).tolist() for which, how in asked
+        noisy.count(np.array(which), seed, voting, shape, "votes").tolist()
+        for which, voting, shape in asked
     ]
 
 
@@ -240,9 +233,9 @@ def test_two_processes_count_the_votes_of_one(found):
     """Each image's noise is a function of its index, wherever it is; another seed is a negative
     control.
     """
-    alone = [of_classes, of_labels, _] = votes(Processes())
+    alone = [of_labels, of_one, of_classes] = votes(Processes())
     assert found[0]["votes"] == found[1]["votes"] == alone != votes(Processes(), 5)
-    assert [sum(row) for row in of_classes] == [40] * 5 and of_labels == [[of_classes[0][2]]]
+    assert of_one == of_labels[:1] and 0 < of_classes[0][2] <= of_labels[0] < 40
 
 
 def test_all_take_over_the_statistics_of_the_first(found):
@@ -291,30 +284,13 @@ def test_shares_are_parts_of_the_batch(count, size):
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_who_this_process_is_stands_in_the_environment(monkeypatch):
-    for name, value in [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")]:
+def test_what_a_batch_system_may_have_set_means_nothing_without_torchrun(monkeypatch):
+    for name, value in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    processes = Processes(launched=True)
-    assert (processes.rank, processes.size, processes.local_rank) == (5, 8, 1)
-    assert not processes.is_first and processes.launch is None
-    # Without torchrun the same environment, which a batch system may have set, means nothing.
+    launched = Processes(launched=True)
+    assert (launched.rank, launched.size, launched.local_rank, launched.launch) == (5, 8, 1, None)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     assert (join_processes().rank, join_processes().size) == (0, 1)
-
-
-def test_one_process_alone_exchanges_nothing():
-    processes, model, values = Processes(), network(), torch.tensor([1.0])
-    with processes.connected(CPU), processes.first_goes_first():
-        processes.average_gradients(model)
-        processes.share_state(model)
-        assert processes.total(values) is values and processes.launch is None
-        assert processes.received("this") == "this"
-        processes.share_buffers(model)
-        assert not torch.distributed.is_initialized()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
 
 
 @pytest.mark.parametrize("as_stored", [True, False])
@@ -341,3 +317,7 @@ def test_tensors_of_all_layouts_are_exchanged_as_one(as_stored):
     assert as_stored or torch.equal(flat, torch.cat([tensor.flatten() for tensor in tensors]))
     flat *= 2
     assert all(torch.equal(view, 2 * tensor) for view, tensor in zip(views, tensors))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

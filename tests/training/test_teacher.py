@@ -13,7 +13,7 @@ from smoothadv.base.distributed import Processes
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.images import InMemoryImages
 from smoothadv.noise import GaussianNoise, Purpose
-from smoothadv.training.teacher import Teacher, TeacherVotes, count_votes, until_precise
+from smoothadv.training.teacher import NoisyVotes, Teacher, VotingTeacher, until_precise
 
 CPU = torch.device("cpu")
 
@@ -81,9 +81,10 @@ def images_of(pixels: torch.Tensor = PIXELS) -> InMemoryImages:
 @pytest.mark.parametrize("batch", [1, 7, 64])
 def test_votes_are_the_first_ones_of_a_slow_count(batch):
     """Whatever shares a batch."""
-    images = images_of()
-    noise, draws, which = GaussianNoise(0.1, 5), 60, np.array([3, 11, 0, 5, 6, 8])
-    found = count_votes(NETWORK, images, which, draws, noise, CPU, batch, Processes(), early=True)
+    images, draws, which = images_of(), 60, np.array([3, 11, 0, 5, 6, 8])
+    noise = GaussianNoise(0.1, 5)
+    counted = NoisyVotes(NETWORK, images, 0.1, CPU, batch, Processes())
+    found = counted.count(which, 5, lambda label: until_precise(draws), (10,))
     counts = found.sum(1)
     for index, votes, count in zip(which.tolist(), found, counts.tolist()):
         stream = noise.stream(index, CPU, Purpose.TRAINING_VOTES)
@@ -99,20 +100,33 @@ OTHERS = {"sha256": "another", "images": images_of(PIXELS.flip(0)), "noise_sd": 
 
 
 def votes_of(sha256: str, images: InMemoryImages, noise_sd: float, draws: int, batch: int):
-    teacher = Teacher(NETWORK, sha256=sha256)
-    return TeacherVotes(teacher, images, noise_sd, draws, CPU, batch, Processes())
+    votes = NoisyVotes(NETWORK, images, noise_sd, CPU, batch, Processes())
+    return VotingTeacher(Teacher(NETWORK, sha256), votes, draws)
 
 
-def test_votes_in_the_cache_are_those_of_one_teacher_and_its_noisy_images():
+def shares_of(teacher: VotingTeacher) -> list[list[float]]:
+    """Of three images, of which two are alike, in the middle of a batch."""
+    return teacher.fields(torch.tensor([1, 3, 0, 3, 2]), slice(1, 4))["targets"].tolist()
+
+
+def test_votes_in_the_cache_are_those_of_one_teacher_and_its_noisy_images(monkeypatch):
     """Another batch takes them over; nothing else that decides them may differ."""
-    votes, which = votes_of(**ASKED), torch.tensor([3, 0, 3])
-    assert not votes.shares.any()
-    votes.count(which)
-    known = votes.shares.clone()
-    assert known.sum(1).tolist() == pytest.approx([1, 0, 0, 1, *[0] * 8])
-    assert not votes_of(**ASKED).shares.any(), "nothing was kept yet"
-    votes.keep()
+    counts, count = [], NoisyVotes.count
+
+    def counting(votes, indices, *how, **more):
+        counts.append(indices.tolist())
+        return count(votes, indices, *how, **more)
+
+    monkeypatch.setattr(NoisyVotes, "count", counting)
+    assert shares_of(votes_of(**ASKED)) == shares_of(teacher := votes_of(**ASKED))
+    assert counts == [[0, 1, 2, 3]] * 2, "nothing was kept yet"
+    teacher.keep()
+    known = shares_of(teacher)
+    assert known[0] == known[2] != known[1]
+    assert [sum(shares) for shares in known] == pytest.approx([1, 1, 1])
     for same in (ASKED, {**ASKED, "batch": 7}):
-        assert torch.equal(votes_of(**same).shares, known)
+        assert shares_of(votes_of(**same)) == known
+    assert len(counts) == 2
     for name, value in OTHERS.items():
-        assert not votes_of(**{**ASKED, name: value}).shares.any()
+        shares_of(votes_of(**{**ASKED, name: value}))
+    assert len(counts) == 2 + len(OTHERS)

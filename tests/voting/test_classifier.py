@@ -223,30 +223,6 @@ def test_division_by_the_deviation_is_exact_with_every_border(padding):
     assert type(folded[0]) is Center and deviation(model, folded, images) < 1e-12
 
 
-@pytest.mark.parametrize("entrance", [Normalize, Center])
-def test_zero_padding_stays_exact_at_the_border(entrance):
-    """Padding is zero after the input layer: it stands for the mean, 5 here, which the image itself
-    does not have.
-    """
-    torch.manual_seed(2)
-    layers = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4))
-    model = nn.Sequential(entrance((5.0, -3.0, 4.0), STATISTICS[1]), layers).double()
-    images = torch.rand(2, 3, 6, 6, dtype=torch.float64)
-    settle_batch_norms(model, images)
-    folded = fold(copy.deepcopy(model))
-    assert deviation(model, folded, images) < 1e-10
-    # Negative control: the mean as part of the bias is right inside only.
-    with torch.no_grad():
-        expected, convolution = model(images), folded[1].get_submodule("0")
-        wrong = (
-            convolution(images)
-            - (convolution.weight * folded[0].mean).sum((1, 2, 3))[:, None, None]
-        )
-        difference = (wrong - expected).abs()
-    assert difference[..., 1:-1, 1:-1].max() < 1e-10
-    assert difference[..., 0, 0].max() > 0.1
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("training", [True, False])
 def test_the_given_classifier_is_left_alone(precision, training):
@@ -298,11 +274,6 @@ def test_the_sum_of_image_and_noise_is_rounded_not_the_noise(precision):
     # exactly.
     assert sum_rounded.unique().tolist() == [1.0, 1 + torch.finfo(dtype).eps]
     assert not torch.equal(image + noise.to(dtype).float(), sum_rounded.view_as(image))
-
-
-def test_single_precision_rounds_nothing():
-    noisy = torch.randn(3, 1, 2, 2)
-    assert torch.equal(optimized_for_inference(nn.Flatten(), CPU)(noisy), noisy.flatten(1))
 
 
 @pytest.mark.parametrize(

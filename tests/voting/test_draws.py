@@ -115,15 +115,6 @@ def check_votings(votings: list[Generator], rarity: int, batch: int) -> None:
 
 
 @some
-@given(st.lists(counts, max_size=20))
-def test_reserved_draws_follow_each_other_without_gap_or_overlap(requests):
-    stream = NumberedNoise(0.25, 0).stream(0, CPU)
-    assert [stream.reserve(count) for count in requests] == [
-        sum(requests[:k]) for k in range(len(requests))
-    ]
-
-
-@some
 @given(st.lists(counts, min_size=1, max_size=6))
 def test_draws_of_a_stream_are_all_numbers_once(requests):
     stream = NumberedNoise(0.25, 0).stream(3, CPU, Purpose.EVALUATION)

@@ -136,15 +136,6 @@ def test_fused_calls_give_the_function_of_networks_of_all_kinds(cudnn, kind, cou
     )
 
 
-def test_a_shortcut_that_cudnn_would_not_expand_is_left_alone():
-    model, images = small(Expanded)
-    assert any(
-        isinstance(layer, ConvolutionReLU)
-        for layer in fold(copy.deepcopy(model), None, True).modules()
-    )
-    assert fold(model, images, True) is model
-
-
 class Overwriting(networks.Network):
     """The second convolution reads what a ReLU overwrote since the first one read it."""
 
@@ -210,17 +201,6 @@ def test_what_cudnn_computes_is_compared(cudnn, monkeypatch, faulty):
     assert any(isinstance(layer, ConvolutionReLU) for layer in form.modules()) == (faulty is None)
     assert all(module.training for module in model.modules())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_trying_the_calls_leaves_statistics_and_modes_alone(cudnn):
-    network = nn.Sequential(
-        nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3), nn.Dropout(), nn.Flatten()
-    ).train()
-    before = copy.deepcopy(network.state_dict())
-    assert folding.runs(network, torch.rand(2, 3, 4, 4))
-    assert network[0].training and all(
-        torch.equal(network.state_dict()[name], before[name]) for name in before
-    )
 
 
 def test_sound_certification_uses_no_call_that_may_be_random():

@@ -231,13 +231,6 @@ def test_a_batch_takes_six_operators_beside_the_network_and_its_noise(monkeypatc
     assert operators(3) - operators(2) <= 6
 
 
-def test_a_counter_can_be_used_again():
-    counter = counter_of(CLASSIFIER, 16)
-    for _ in range(2):
-        (result,) = counter.run([poll_of("exact", 2)])
-        assert result.outcome == expected("exact", 2)
-
-
 class Clock:
     """A classifier whose every forward pass takes one second of a clock that stands still
     otherwise.
@@ -258,15 +251,6 @@ def test_the_time_of_a_batch_is_shared_by_its_draws(monkeypatch):
     polls = [asking(i, Draws(size)) for i, size in enumerate((30, 10, 20))]
     results = list(counter_of(Clock(monkeypatch), 40).run(polls))
     assert [result.seconds for result in results] == pytest.approx([0.75, 0.25, 1.0])
-
-
-@pytest.mark.parametrize("batch", [16, 300])
-def test_times_add_up_to_all_that_passed(monkeypatch, batch):
-    clock = Clock(monkeypatch)
-    chosen = [(voting, number) for number in range(IMAGES) for voting in VOTINGS]
-    results = list(counter_of(clock, batch).run([poll_of(*each) for each in chosen]))
-    assert min(result.seconds for result in results) >= 0
-    assert sum(result.seconds for result in results) == pytest.approx(clock.now - 100)
 
 
 def digest_of(classifier, batch: int = 100, shape: tuple[int, ...] = (1, 8, 8)) -> str:

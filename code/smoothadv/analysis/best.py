@@ -249,7 +249,7 @@ class Empirical(Choosing, Analysis):
         title = "attack radius (l2)" + ", abstention rate" * is_abstention
         radii = sorted({radius for _, radius in shown})
         people = Table(
-            [Column("group", title, "text"), *(Radius.of(r).column(compared=False) for r in radii)],
+            [Column("group", title, "text"), *(Radius(r).column(compared=False) for r in radii)],
             [[name, *(shown.get((name, radius)) for radius in radii)] for name in curves],
         )
         return Table(columns, rows, people)

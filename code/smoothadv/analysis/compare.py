@@ -6,6 +6,7 @@ each other; cascade, the certified accuracy that cascades of single models would
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import permutations
 from typing import Any, ClassVar
 
@@ -73,6 +74,8 @@ class Comparison(AtRadii, Analysis):
                 "attack": bool(self.radii) and not logs.certification,
             }
         )
+        if both[0].path.resolve() == both[1].path.resolve():
+            warn(f"{both[0].path} is compared with itself")
         pairs, sizes = pair_up(*both), [len(log.table) for log in both]
         if max(sizes) > len(pairs):
             warn(
@@ -171,9 +174,7 @@ def paired_difference_interval(
     """Interval for p_second - p_first from paired outcomes: Wald with two pseudo-pairs (Bonett and
     Price, 2012).
     """
-    from scipy import stats
-
-    z = float(stats.norm.ppf((1 + confidence) / 2))
+    z = float(special.ndtri((1 + confidence) / 2))
     first, second = (only_first + 1) / (pairs + 2), (only_second + 1) / (pairs + 2)
     half = z * math.sqrt((first + second - (second - first) ** 2) / (pairs + 2))
     return max(-1.0, second - first - half), min(1.0, second - first + half)
@@ -200,19 +201,14 @@ class Gap(Analysis):
             Column("attack", "attack", "text"),
             Column("radius", "l2 radius", "number"),
             Column("examples", "examples", "count"),
-            *columns_of(
-                "fraction", certified_accuracy="certified", empirical_accuracy="under attack"
-            ),
-            *columns_of_ends("fraction", self.confidence),
+            Column("certified_accuracy", "certified", "fraction"),
+            Column("empirical_accuracy", "under attack", "fraction", ends=("low", "high")),
             Column("abstention_rate", "abstained", "fraction"),
             *columns_of("count", contradictions="contradictions", tolerated="tolerated"),
         ]
         attacks = sorted(attacks, key=attack_radius)
         rows = [self._row(log, certificates_for(log, logs.certification)) for log in attacks]
-        # People see the interval beside the accuracy.
-        kept = [column for column in columns if column.key not in ("low", "high")]
-        shown = [[*row[:4], Annotated(row[4], interval=(row[5], row[6])), *row[7:]] for row in rows]
-        return Table(columns, rows, Table(kept, shown))
+        return Table(columns, rows)
 
     def _row(self, attacked: Log, certified: Log) -> list[Any]:
         radius, pairs = attack_radius(attacked), pair_up(certified, attacked)
@@ -222,9 +218,10 @@ class Gap(Analysis):
         alphas = attacked.facts.alpha + certified.facts.alpha
         tolerated = tolerated_false_statements(len(pairs), alphas, _FALSE_ALARM)
         return [
-            *(attacked.label, radius, len(pairs), certified_accuracy, hits / len(pairs)),
-            *(*interval, float(pairs.predict_second.eq(-1).mean())),
-            *(contradictions(pairs, radius), tolerated),
+            *(attacked.label, radius, len(pairs), certified_accuracy),
+            Annotated(hits / len(pairs), interval=interval),
+            *(float(pairs.predict_second.eq(ABSTAIN).mean()), contradictions(pairs, radius)),
+            tolerated,
         ]
 
 
@@ -252,15 +249,18 @@ def certificates_for(attacked: Log, certified: Sequence[Log]) -> Log:
     """The certification log of the model that was attacked; UserError unless there is exactly
     one.
     """
-    known = "dataset", "split", "sigma", "dataset_fingerprint", "precision"
+    known = "dataset", "split", "arch", "sigma", "dataset_fingerprint", "precision"
     same = [
         log
         for log in certified
         if log.top_k == attacked.top_k and not differ(attacked, log, *known)
     ]
     # Of a released log, nothing tells that its model is another one than that of the only other.
-    if len(certified) > 1 or None not in (attacked.facts.manifest, certified[0].facts.manifest):
+    is_unknown = None in (attacked.facts.manifest, certified[0].facts.manifest)
+    if len(certified) > 1 or not is_unknown:
         same = [log for log in same if model_of(log) == model_of(attacked)]
+    elif same and model_of(same[0]) != model_of(attacked):
+        warn(f"nothing tells whether {attacked.path} and {same[0].path} are of one model")
     if len(same) != 1:
         found = ", ".join(str(log.path) for log in same) or "none"
         one_class = {log.top_k for log in [attacked, *certified]} == {1}
@@ -289,7 +289,6 @@ class CascadeEstimate(AtRadii, Analysis):
     # p_A is bounded by the counts in a log, or is Phi(radius / sigma) without them.
     thresholds: Sequence[float] = setting(
         _THRESHOLDS,
-        many=True,
         parse=number(float, "a probability from 0.5 to 0.999", lambda v: 0.5 <= v <= 0.999),
         help="thresholds p0 to try",
     )
@@ -309,9 +308,7 @@ class CascadeEstimate(AtRadii, Analysis):
                 f"cascade: found {counted(len(part), 'log')}, expected 2 to {_MOST_LOGS}"
             )
         tables = [log.table.set_index("idx") for log in part]
-        images = tables[0].index
-        for table in tables[1:]:
-            images = images.intersection(table.index)
+        images = reduce(lambda one, other: one.intersection(other), (t.index for t in tables))
         if not len(images):
             raise UserError("cascade: the logs have no image in common")
         labels = tables[0].loc[images, "label"].to_numpy()

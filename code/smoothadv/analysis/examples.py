@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _TALLEST_PICTURE = 96
 _SMALLEST_SIDE = 128
 _MARGIN = 6
-_CAPTION = 30
+_CAPTION = 36
 
 
 @ANALYSES.register("examples")
@@ -122,9 +122,8 @@ def never_right(logs: Sequence[Log], most: int) -> tuple[int, list[dict[str, str
     cards: dict[int, dict[str, str]] = {}
     for log in attacked:
         try:
-            cards = (
-                {**_cards(log, wrong, most), **cards} if examples_path(log.path).exists() else cards
-            )
+            if examples_path(log.path).exists():
+                cards = {**_cards(log, wrong, most), **cards}
         except UserError as error:
             warn(f"{error}; its images are not shown")
     return len(wrong), [cards[idx] for idx in sorted(cards)[:most]]
@@ -134,17 +133,12 @@ def _cards(log: Log, wrong: set[int], most: int) -> dict[int, dict[str, str]]:
     """By index, cards of the first images among ``wrong`` of which a log's adversarial examples are
     saved.
     """
-    path, predicted = (
-        examples_path(log.path),
-        dict(zip(log.table.idx, zip(log.table.label, log.table.predict))),
-    )
-    wrong = wrong & predicted.keys()
-    rows = [row for row, idx in enumerate(read_examples(path, ())["idx"].tolist()) if idx in wrong][
-        :most
-    ]
+    path, predicted = examples_path(log.path), log.table.set_index("idx")
+    listed = enumerate(read_examples(path, ())["idx"].tolist())
+    rows = [row for row, idx in listed if idx in wrong and idx in predicted.index][:most]
     saved, cards = read_examples(path, rows), {}
     for idx, *images in zip(saved["idx"][rows].tolist(), saved["image"], saved["adversarial"]):
-        label, taken = predicted[idx]
+        label, taken = predicted.loc[idx, ["label", "predict"]]
         outcome = "abstention" if taken == ABSTAIN else f"taken for {taken}"
         text = (
             f"Image {idx}, class {label}: {outcome} within l2 radius {attack_radius(log):g}, "
@@ -158,8 +152,7 @@ def _picture(image: np.ndarray, adversarial: np.ndarray) -> str:
     """An address that holds a picture: two images float32 [C, H, W], and 10 times their difference
     on grey.
     """
-    panels = np.concatenate([image, adversarial, 0.5 + 10 * (adversarial - image)], axis=2)
-    picture = _image_of(panels)
+    picture = _side_by_side(image, adversarial, 0.5 + 10 * (adversarial - image))
     picture.thumbnail((picture.width, _TALLEST_PICTURE))
     content = io.BytesIO()
     picture.save(content, "PNG", optimize=True)
@@ -188,38 +181,32 @@ def write_pictures(log: Path, count: int) -> list[Path]:
 
 
 def _captioned(example: dict[str, Any]) -> Image:
-    """Three panels side by side, with captions."""
-    from PIL import Image, ImageDraw
+    """Three panels, enlarged to whole multiples where they are small, with captions."""
+    from PIL import ImageDraw, ImageOps
 
     perturbation = example["adversarial"].astype(np.float64) - example["image"]
     largest = float(np.abs(perturbation).max())
     magnified = 0.5 + (0.5 * perturbation / largest if largest else perturbation)
-    panels = [_panel(pixels) for pixels in (example["image"], example["adversarial"], magnified)]
-    width, height = panels[0].size
-    canvas = Image.new("RGB", (3 * width + 4 * _MARGIN, height + 2 * _MARGIN + _CAPTION), "white")
+    panels = _side_by_side(example["image"], example["adversarial"], magnified).convert("RGB")
+    scale = max(1, -(-_SMALLEST_SIDE // min(perturbation.shape[1:])))
+    panels = panels.resize((panels.width * scale, panels.height * scale), resample=0)  # nearest
+    canvas = ImageOps.expand(panels, (0, 0, 0, _CAPTION), "white")
     predicted = "abstains" if example["predict"] == -1 else f"predicts {example['predict']}"
     factor = f"x{0.5 / largest:.3g}" if largest else "none"
     title = f"image {example['idx']}, class {example['label']}"
     lines = [title, predicted, f"{factor}, l2 {np.linalg.norm(perturbation):.3f}"]
     draw = ImageDraw.Draw(canvas)
-    for number, (panel, line) in enumerate(zip(panels, lines)):
-        left = _MARGIN + number * (width + _MARGIN)
-        canvas.paste(panel, (left, _MARGIN))
-        draw.text((left, height + 2 * _MARGIN), line, fill="black")
+    for number, line in enumerate(lines):
+        place = _MARGIN + number * panels.width // len(lines), panels.height + _MARGIN
+        draw.text(place, line, fill="black")
     return canvas
 
 
-def _panel(pixels: np.ndarray) -> Image:
-    """Pixels [C, H, W] in [0, 1] as an image, enlarged to whole multiples where it is small."""
-    image = _image_of(pixels).convert("RGB")
-    scale = max(1, -(-_SMALLEST_SIDE // min(image.size)))
-    return image.resize((image.width * scale, image.height * scale), resample=0)  # nearest
-
-
-def _image_of(pixels: np.ndarray) -> Image:
-    """Pixels [C, H, W] in [0, 1] as an image."""
+def _side_by_side(*images: np.ndarray) -> Image:
+    """Images [C, H, W] in [0, 1] as one, from left to right."""
     from PIL import Image
 
+    pixels = np.concatenate(images, axis=2)
     grey_levels = np.round(np.clip(np.nan_to_num(pixels), 0, 1) * 255).astype(np.uint8)
     return Image.fromarray(
         grey_levels[0] if len(grey_levels) != 3 else grey_levels.transpose(1, 2, 0)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeAlias
 
 import numpy as np
 
+from smoothadv.analysis.facts import FIELDS
 from smoothadv.analysis.radii import round_numbers
 from smoothadv.base.errors import UserError, escape
 from smoothadv.base.settings import setting
@@ -22,8 +23,8 @@ Axes: TypeAlias = "axes.Axes"
 Figure: TypeAlias = "figure.Figure"
 Line2D: TypeAlias = "lines.Line2D"
 """For annotations: matplotlib takes long to load, and only functions that draw import it."""
-SYMBOLS = {"sigma": "σ", "epsilon": "ε"}
-"""The letters of the papers for hyper-parameters whose names tables spell out."""
+SYMBOLS = {**FIELDS, "sigma": "σ", "epsilon": "ε"}
+"""Hyper-parameters as the papers write them, where tables spell out the names."""
 
 # Distinct to colour-blind readers (Wong, 2011); printed grey, markers and line styles distinguish
 # them.

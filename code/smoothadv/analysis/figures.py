@@ -14,7 +14,7 @@ import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.best import empirical_curve
-from smoothadv.analysis.facts import FIELDS, Value, display
+from smoothadv.analysis.facts import Value, display
 from smoothadv.analysis.figure_style import (
     SYMBOLS,
     Axes,
@@ -361,7 +361,7 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
                 f"no log states its {self.rows} or its {self.columns}: there is nothing to draw "
                 "over them"
             )
-        radii = [Radius.of(0.0)]  # of clean accuracy, or of no radius
+        radii = [Radius(0)]  # of clean accuracy, or of no radius
         if self.measure == _CERTIFIED:
             radii = self.chosen_radii(part, _MOST_PANELS)
         rows, columns = map(_ascending, zip(*cells))
@@ -399,8 +399,8 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
             texts = rows if at_left else [""] * len(rows)
             panel.set_yticks(np.arange(len(rows)) + 0.5, texts, parse_math=False)
             panel.set(
-                ylabel=_symbol(self.rows) if at_left else "",
-                xlabel=_symbol(self.columns) if position + beside >= len(panels) else "",
+                ylabel=SYMBOLS[self.rows] if at_left else "",
+                xlabel=SYMBOLS[self.columns] if position + beside >= len(panels) else "",
             )
             if self.measure == _CERTIFIED:
                 panel.set_title(f"{self.norm_symbol} radius {radius.text}", fontsize=_FONT_SIZE + 1)
@@ -463,18 +463,13 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
         if cells < math.prod(map(len, sides)):
             notes.append("hatched: no log")
         names = zip((self.rows, self.columns), sides)
-        notes += [f"–: no {_symbol(name)} stated" for name, values in names if None in values]
+        notes += [f"–: no {SYMBOLS[name]} stated" for name, values in names if None in values]
         unbroken = "; ".join(words.replace(" ", "\u00a0") for words in notes)
         lines = textwrap.wrap(unbroken, int(figure.get_figwidth() / _CHARACTER))
         figure.set_figheight(
             figure.get_figheight() + _LINE * (len(lines) + (2 if self.title else 0))
         )
         figure.supxlabel("\n".join(lines).replace("\u00a0", " "), fontsize=_FONT_SIZE, color="0.35")
-
-
-def _symbol(name: str) -> str:
-    """A hyper-parameter as the papers write it."""
-    return SYMBOLS.get(name, FIELDS[name])
 
 
 def _ascending(values: Iterable[Value]) -> list[Value]:

@@ -1,6 +1,4 @@
-"""The analyses as functions of logs, like ``smoothadv.table``, and which logs an analysis reads;
-``card`` and ``board``.
-"""
+"""The analyses as functions of logs, like ``smoothadv.table``, and which logs an analysis reads."""
 
 import inspect
 import os
@@ -10,8 +8,6 @@ from functools import cache
 from typing import Any
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.board import BoardSpec
-from smoothadv.analysis.card import CardSpec
 from smoothadv.analysis.facts import FIELDS
 from smoothadv.analysis.logs import Logs, comparison_warnings, condition, restrict
 from smoothadv.analysis.reading import read_logs
@@ -43,7 +39,6 @@ class LogsSpec(Checked):
 
     logs: tuple[str, ...] = setting(
         parse=str,
-        many=True,
         flag="logs",
         metavar="LOG",
         group="logs",
@@ -54,7 +49,6 @@ class LogsSpec(Checked):
     where: tuple[str, ...] = setting(
         (),
         parse=condition,
-        many="extend",
         metavar="FIELD=VALUE",
         group="logs",
         help=f"use only logs with these hyper-parameters ({', '.join(FIELDS)})",
@@ -101,56 +95,23 @@ def _read(one: Setting, value: Any) -> Any:
     return tuple(values) if one.many else values[0]
 
 
-def _paths(given: tuple[Any, ...]) -> tuple[str, ...]:
+def paths(given: tuple[Any, ...]) -> tuple[str, ...]:
     """Files, folders and globs that were given one by one, as a list, or as a dict from NAME to one
     or several, which stand for NAME=LOG.
     """
     several = len(given) == 1 and not isinstance(given[0], (str, os.PathLike))
     logs: Any = given[0] if several else given
     groups = logs if isinstance(logs, Mapping) else {"": logs}
-    paths = list[str]()
+    found = list[str]()
     for name, those in groups.items():
         if hasattr(those, "iloc"):
             raise UserError("logs: found a DataFrame, expected files: certify(log=...) writes one")
         try:
             listed = [those] if isinstance(those, (str, os.PathLike)) else those
-            paths += [f"{name}={os.fspath(log)}" if name else os.fspath(log) for log in listed]
+            found += [f"{name}={os.fspath(log)}" if name else os.fspath(log) for log in listed]
         except TypeError:
             raise UserError(f"logs: found {those!r:.200}, expected strings or paths") from None
-    return tuple(paths)
-
-
-def _frame(table: Table) -> Any:
-    import pandas as pd  # help texts do not wait for it
-
-    return pd.DataFrame(table.plain_rows(), columns=[column.key for column in table.columns])
-
-
-@takes(CardSpec)
-def card(*logs: Any, **keywords: Any) -> list[dict[str, Any]]:
-    """A card per certification log for the board: facts, values with intervals, and what was
-    verified.
-
-    ``logs`` are files, folders (searched throughout) or globs, as strings or paths.
-
-    Returns the cards, as ``json.dump`` takes them. UserError where a row of a log does not hold.
-    """
-    return [content for _, content in CardSpec(logs=_paths(logs), **keywords).made()]
-
-
-@takes(BoardSpec)
-def board(*cards: Any, **keywords: Any) -> Any:
-    """Rankings of cards with the same dataset, images, alpha and kind of certificate.
-
-    ``cards`` are files of cards, folders of them or globs, as strings or paths.
-
-    Returns a DataFrame with a row per card. UserError where there are no cards.
-    """
-    try:
-        paths = _paths(cards)
-    except UserError:
-        raise UserError("cards: give files, as analyze card -o FILE writes them") from None
-    return _frame(BoardSpec(cards=paths, **keywords).table())
+    return tuple(found)
 
 
 @cache
@@ -159,15 +120,14 @@ def function_of(name: str) -> Callable[..., Any]:
     component = ANALYSES[name]
 
     def analysis(*logs: Any, **keywords: Any) -> Any:
-        paths = _paths(logs)
         its = {one.field: one for one in settings_of(component) if one.field in keywords}
         others = {field: value for field, value in keywords.items() if field not in its}
         try:
             analyse = component(**{field: _read(its[field], keywords[field]) for field in its})
         except ValueError as error:
             raise UserError(str(error)) from error
-        made: Any = analyse(LogsSpec(logs=paths, **others).read(component))
-        return _frame(made) if isinstance(made, Table) else made
+        made: Any = analyse(LogsSpec(logs=paths(logs), **others).read(component))
+        return made.frame() if isinstance(made, Table) else made
 
     analysis.__name__ = analysis.__qualname__ = name
     analysis.__module__ = "smoothadv"

@@ -194,9 +194,7 @@ hyper_parameter = one_of(FIELDS)
 
 def grouping(what: str) -> Any:
     """The setting of the hyper-parameters whose values separate ``what``, by default none."""
-    return setting(
-        (), many=True, parse=hyper_parameter, help=f"hyper-parameters whose values separate {what}"
-    )
+    return setting((), parse=hyper_parameter, help=f"hyper-parameters whose values separate {what}")
 
 
 def condition(text: str) -> str:
@@ -271,7 +269,7 @@ def comparison_warnings(logs: Logs, paired: bool = False) -> list[str]:
         if len(values) > 1
     ]
     sentences += [
-        f"{log.path}: {log.progress}; the best log is chosen without it, unless by --unfinished"
+        f"{log.path}: {log.progress}; without --unfinished, the best log is chosen from the others"
         for log in [*certification, *prediction]
         if log.progress
     ]
@@ -401,7 +399,6 @@ class LabelBy:
 
     label_by: Sequence[str] = setting(
         (),
-        many=True,
         parse=hyper_parameter,
         help="hyper-parameters that order the rows of each group and, for people, name them in "
         "place of paths, like sigma epsilon; csv and json have columns of them",

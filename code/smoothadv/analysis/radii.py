@@ -13,7 +13,7 @@ import numpy as np
 
 from smoothadv.analysis.facts import DIMENSIONS
 from smoothadv.analysis.logs import Log
-from smoothadv.analysis.table_formats import Column
+from smoothadv.analysis.table_formats import Annotated, Cell, Column
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import SettingError, one_of, probability, refuse_any, setting
 from smoothadv.statistics.accuracy import BANDS, accuracy, certified_accuracies, default_radii
@@ -34,17 +34,10 @@ def round_numbers(largest: float) -> np.ndarray:
     return np.arange(math.floor(largest * per_unit) + 1) / per_unit
 
 
-@dataclass(frozen=True)
-class Radius:
-    """A radius: the ``exact`` number, and how it was written if that was a fraction."""
+class Radius(Fraction):
+    """A radius, as the exact number, and how it was written if that was a ``fraction``."""
 
-    exact: Fraction
-    fraction: str = ""
-
-    @classmethod
-    def of(cls, radius: Radius | float) -> Radius:
-        """A radius that may be a number."""
-        return radius if isinstance(radius, Radius) else cls(Fraction(radius))
+    fraction = ""
 
     @classmethod
     def parse(cls, text: str) -> Radius:
@@ -52,19 +45,16 @@ class Radius:
         try:
             # By way of floats, because the exact value of a text like 1e-999999999 would fill the
             # memory.
-            exact = Fraction(repr(float(numerator))) / Fraction(
-                repr(float(denominator if slash else 1))
-            )
-            if text.isascii() and float(exact) >= 0:
-                return cls(exact, text if slash else "")
+            parts = float(numerator), float(denominator if slash else 1)
+            radius = cls(Fraction(repr(parts[0])) / Fraction(repr(parts[1])))
+            if text.isascii() and float(radius) >= 0:
+                radius.fraction = text if slash else ""
+                return radius
         except (ValueError, ArithmeticError):
             pass
         raise SettingError(
             f"'{text}' is no radius: write a number like 0.25 or a fraction like 2/255"
         )
-
-    def __float__(self) -> float:
-        return float(self.exact)
 
     @property
     def key(self) -> str:
@@ -79,9 +69,12 @@ class Radius:
             return self.fraction
         return f"{float(self):.2f}" if round(float(self), 2) == float(self) else self.key
 
-    def column(self, compared: bool = True) -> Column:
-        """The certified accuracy at this radius."""
-        return Column(self.key, self.text, "percent", compared)
+    def column(self, compared: bool = True, ends: Sequence[str] = ()) -> Column:
+        """The certified accuracy at this radius, with what is added to its key at the ends of
+        intervals.
+        """
+        keys = tuple(self.key + end for end in ends)
+        return Column(self.key, self.text, "percent", compared, keys)
 
 
 @dataclass(frozen=True)
@@ -142,7 +135,7 @@ class Norm:
         if self.norm == "l2":
             return np.array([float(radius) for radius in radii])
         dimension = _dimension(log)
-        return np.array([l2_radius_for(Radius.of(radius).exact, dimension) for radius in radii])
+        return np.array([l2_radius_for(Fraction(radius), dimension) for radius in radii])
 
     @property
     def heading(self) -> str:
@@ -171,7 +164,6 @@ class AtRadii(Norm):
 
     radii: Sequence[Radius | float] | None = setting(
         None,
-        many=True,
         parse=Radius.parse,
         help="radii of the columns, like 0.25 or 2/255 (default: 0.25, 0.5, ... as far as anything "
         "is certified, in larger steps where there are too many; 1/255 to 8/255 with --norm linf)",
@@ -180,17 +172,17 @@ class AtRadii(Norm):
     def chosen_radii(self, logs: Sequence[Log], most: int = MOST_RADII) -> list[Radius]:
         """The radii that the user named, or the default ones, at ``most`` so many."""
         if self.radii:
-            return [*map(Radius.of, self.radii)]
+            return [one if isinstance(one, Radius) else Radius(one) for one in self.radii]
         if self.norm == "linf":
             return [*map(Radius.parse, _LINF_RADII)]
         datasets = {log.facts.get("dataset") for log in logs}
         is_small = datasets <= DIMENSIONS.keys() - {"imagenet", "digits"}
         limit = {"most": most} if is_small else {}
-        return [*map(Radius.of, default_radii([log.table for log in logs], **limit))]
+        return [*map(Radius, default_radii([log.table for log in logs], **limit))]
 
     def chosen_radii_from_0(self, logs: Sequence[Log]) -> list[Radius]:
         """As ``chosen_radii``, with 0, of clean accuracy, before the default ones."""
-        return [*([] if self.radii else [Radius.of(0.0)]), *self.chosen_radii(logs)]
+        return [*([] if self.radii else [Radius(0)]), *self.chosen_radii(logs)]
 
     def select(
         self, group: Sequence[Log], radii: Sequence[Radius | float]
@@ -247,6 +239,13 @@ class Bands:
     def ends(self, shares: np.ndarray, examples: int) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper ends of the bands around shares of ``examples``, each of their shape."""
         return BANDS[self.bands](shares, examples, cast(float, self.confidence))
+
+    def cells(self, log: Log, shares: np.ndarray) -> list[Cell]:
+        """Shares of the log's examples, each with its band if there are bands."""
+        if self.confidence is None:
+            return shares.tolist()
+        bands = np.transpose([shares, *self.ends(shares, len(log.table))]).tolist()
+        return [Annotated(share, interval=(low, high)) for share, low, high in bands]
 
     @property
     def band_note(self) -> str:

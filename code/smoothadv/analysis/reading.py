@@ -16,11 +16,13 @@ from smoothadv.analysis.facts import Facts, Value, facts_of
 from smoothadv.analysis.logs import Log, Logs, group_by, sizes_of
 from smoothadv.base.errors import UserError, counted, escape
 from smoothadv.base.progress import Progress
+from smoothadv.base.tables import kept_rows
 from smoothadv.records.logs import DENOISER, is_manifest, is_shard_folder
 from smoothadv.records.manifests import METHODS
 from smoothadv.records.readers import READERS, DataFrame, kind_of_log, resembles_log
 from smoothadv.statistics import ABSTAIN, COUNT_COLUMNS, Procedure
 from smoothadv.statistics.bounds import maximum_radius
+from smoothadv.statistics.error_spending import rows_of
 from smoothadv.statistics.exact import Exact
 from smoothadv.statistics.grey_noise import grey_noise_distance
 from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE, GridProcedure
@@ -378,6 +380,7 @@ def _recorded(log: Log, sigma: float) -> Procedure:
     """The procedure of a log, with the settings in its manifest, if there is one; UserError where
     they are impossible.
     """
+    rows_of.set(kept_rows)
     settings = {"N0": 1, **log.facts.settings, "N": log.facts.n, "alpha": log.facts.alpha}
     if log.is_on_grid and settings["N"] > _MOST_ON_GRID:
         raise UserError(f"{log.path} is left in doubt: its N is above {_MOST_ON_GRID:,}")

@@ -329,8 +329,7 @@ def _described(log: Log, names: Sequence[str]) -> str:
     """Those of its hyper-parameters that are known: "PGD, ε 1, σ 0.25"."""
     return _titled(
         *(
-            ("" if type(value) is str else f"{SYMBOLS.get(name, FIELDS[name])} ")
-            + display(name, value)
+            ("" if type(value) is str else f"{SYMBOLS[name]} ") + display(name, value)
             for name in names
             if (value := log.facts.get(name)) is not None
         )

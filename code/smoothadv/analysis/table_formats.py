@@ -46,13 +46,15 @@ class Column:
     ``kind`` is "text", "count", "fraction" (percent for people, as the title then says), "percent"
     (the same where the whole table is in percent), "difference" (of fractions), "number",
     "probability" or "signed" (a number with its sign). The largest value of a column that is to be
-    ``compared`` stands out in bold.
+    ``compared`` stands out in bold. ``ends`` name further columns of CSV and JSON: the ends of
+    the intervals that its cells have.
     """
 
     key: str
     title: str
     kind: str
     compared: bool = False
+    ends: tuple[str, ...] = ()
 
 
 def columns_of(kind: str, **titles: str) -> list[Column]:
@@ -79,9 +81,27 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     for_people: Table | None = None
 
+    @property
+    def keys(self) -> list[str]:
+        """The names of the columns that CSV and JSON have."""
+        return [key for column in self.columns for key in (column.key, *column.ends)]
+
     def plain_rows(self) -> list[list[CellValue]]:
         """The rows as CSV and JSON have them."""
-        return [[*map(plain, row)] for row in self.rows]
+        return [
+            [
+                value
+                for column, cell in zip(self.columns, row)
+                for value in (plain(cell), *(getattr(cell, "interval", ()) if column.ends else ()))
+            ]
+            for row in self.rows
+        ]
+
+    def frame(self, dtype: type | None = None) -> Any:
+        """The rows as a DataFrame."""
+        import pandas as pd  # help texts do not wait for it
+
+        return pd.DataFrame(self.plain_rows(), columns=self.keys, dtype=dtype)
 
 
 def plain(cell: Cell) -> CellValue:
@@ -222,16 +242,10 @@ def latex(table: Table, decimals: int = 1) -> str:
 @FORMATS.register("csv")
 def comma_separated(table: Table, decimals: int = 1) -> str:
     """A header and a line per row; fractions of full precision, whatever ``decimals``."""
-    import pandas as pd
-
-    frame = pd.DataFrame(
-        table.plain_rows(), columns=[column.key for column in table.columns], dtype=object
-    )
-    return frame.to_csv(index=False, lineterminator="\n")
+    return table.frame(object).to_csv(index=False, lineterminator="\n")
 
 
 @FORMATS.register("json")
 def json_records(table: Table, decimals: int = 1) -> str:
     """A list of objects, one per row; fractions of full precision, whatever ``decimals``."""
-    keys = [column.key for column in table.columns]
-    return json.dumps([dict(zip(keys, row)) for row in table.plain_rows()], indent=2) + "\n"
+    return json.dumps([dict(zip(table.keys, row)) for row in table.plain_rows()], indent=2) + "\n"

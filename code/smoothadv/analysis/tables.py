@@ -2,7 +2,6 @@
 the bounds of p_A over the images, which an average radius hides.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,7 +13,7 @@ from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.facts import FIELDS, display
 from smoothadv.analysis.logs import LabelBy, Log, Logs, are_alike, with_columns_of_logs
 from smoothadv.analysis.radii import AtRadii, Bands
-from smoothadv.analysis.table_formats import Annotated, Cell, Column, Table, columns_of
+from smoothadv.analysis.table_formats import Cell, Column, Table, columns_of
 from smoothadv.base.errors import UserError, warn
 from smoothadv.statistics.accuracy import (
     abstention_rate,
@@ -77,29 +76,10 @@ class CertifiedAccuracyTable(LabelBy, Bands, AtRadii, Analysis):
         ordered = self.ordered(logs.certification)
         radii = self.chosen_radii_from_0(ordered)
         first = Column("log", self.heading + self.band_note, "text")
-        columns = [first, *(radius.column(are_alike(ordered)) for radius in radii)]
-        shares = [self.accuracies(log, radii) for log in ordered]
-        labels = [log.label for log in ordered]
-        table = Table(columns, [[label, *one.tolist()] for label, one in zip(labels, shares)])
-        if self.confidence is not None:
-            bands = [
-                np.transpose([one, *self.ends(one, len(log.table))]).tolist()
-                for log, one in zip(ordered, shares)
-            ]
-            rows: list[list[Cell]] = [
-                [label, *itertools.chain(*band)] for label, band in zip(labels, bands)
-            ]
-            people: list[list[Cell]] = [
-                [label, *(Annotated(share, interval=(low, high)) for share, low, high in band)]
-                for label, band in zip(labels, bands)
-            ]
-            triples = [
-                Column(f"{radius.key}{end}", radius.text, "percent")
-                for radius in radii
-                for end in ("", "_low", "_high")
-            ]
-            table = Table([first, *triples], rows, Table(columns, people))
-        return with_columns_of_logs(table, ordered, self.label_by)
+        ends = () if self.confidence is None else ("_low", "_high")
+        columns = [first, *(radius.column(are_alike(ordered), ends) for radius in radii)]
+        rows = [[log.label, *self.cells(log, self.accuracies(log, radii))] for log in ordered]
+        return with_columns_of_logs(Table(columns, rows), ordered, self.label_by)
 
 
 @ANALYSES.register("parameters")

@@ -1,10 +1,14 @@
-"""What the package knows of networks of integers, which the annex ``exact`` defines."""
+"""What the package knows of networks of integers, which an annex defines."""
 
 from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
+from smoothadv.base import annexes
+from smoothadv.base.errors import UserError
 from smoothadv.base.files import digest
 
 
@@ -30,10 +34,39 @@ class NetworkOfIntegers(nn.Module, ABC):
         none.
         """
 
+    @abstractmethod
+    def state_fields(self) -> dict[str, Any]:
+        """The fields of a checkpoint that hold the network; UserError where one that was trained
+        is no network of integers any more.
+        """
+
+
+def of_integers(name: str, checkpoint: Path) -> Any:
+    """What an annex registers in ``base.annexes.INTEGERS``; UserError, which names a checkpoint of
+    integers, where it is missing.
+
+    ``read`` makes the network in a record and tensors, for images of a shape and a number of
+    classes; ``trained`` the one in a checkpoint as it is trained further.
+    """
+    annexes.load()
+    if name not in annexes.INTEGERS:
+        raise UserError(
+            f"checkpoint {checkpoint} is of integers, and this installation of smoothadv has no "
+            "part for them: install all of it"
+        )
+    return annexes.INTEGERS[name].load()
+
 
 def is_of_integers(classifier: nn.Module) -> bool:
     """Whether a part of the classifier is a network of integers."""
     return any(isinstance(part, NetworkOfIntegers) for part in classifier.modules())
+
+
+def state_fields(model: nn.Module) -> dict[str, Any]:
+    """The fields of a checkpoint that hold a model."""
+    if isinstance(model, NetworkOfIntegers):
+        return model.state_fields()
+    return {"state_dict": model.state_dict()}
 
 
 def digest_of_logits(logits: torch.Tensor) -> str:

@@ -17,15 +17,13 @@ common; ``SmoothedAttack`` attacks the smoothed classifier itself, with noise, r
 
 from smoothadv.attacks.gradient_attack import GradientAttack, Problem
 from smoothadv.attacks.smoothed_attack import SmoothedAttack
-from smoothadv.attacks.staged_attacks import CascadeAttack, RouterAttack, StagedAttack
+from smoothadv.attacks.staged_attacks import StagedAttack
 from smoothadv.base.registry import Registry, discover
 
 __all__ = [
     "ATTACKS",
-    "CascadeAttack",
     "GradientAttack",
     "Problem",
-    "RouterAttack",
     "SmoothedAttack",
     "StagedAttack",
 ]

@@ -39,22 +39,16 @@ class DDN(GradientAttack):
     )
 
     def perturbation(self, problem: Problem) -> torch.Tensor:
-        best = torch.zeros_like(problem.inputs)
-        clean = problem.estimate(best) if self.num_steps > 1 else None
-        logits = problem.logits(best) if clean is None else clean.logits
-        is_open = ~self._adversarial(logits, problem.labels)
-        if clean is None or (problem.may_look and not bool(is_open.any())):
-            return best
-        if problem.keeps_places:
-            found = self._search(problem, unit(clean.gradient))
-            return torch.where(per_example(is_open, found), found, 0.0)
-        rows = is_open.nonzero().squeeze(1)
-        best[rows] = self._search(problem.of(rows), unit(clean.gradient[rows]))
-        return best
+        unmoved = torch.zeros_like(problem.inputs)
+        if self.num_steps == 1:
+            return unmoved
+        clean = problem.estimate(unmoved)
+        found = self._search(problem, unit(clean.gradient))
+        is_open = ~self._adversarial(clean.logits, problem.labels)
+        return torch.where(per_example(is_open, found), found, unmoved)
 
     def _search(self, problem: Problem, direction: torch.Tensor) -> torch.Tensor:
-        """The shortest adversarial iterate [B, ...], 0 if there is none, for inputs that are not
-        adversarial.
+        """The shortest adversarial iterate [B, ...], 0 if there is none.
 
         ``direction`` [B, ...] is the unit gradient at the inputs.
         """

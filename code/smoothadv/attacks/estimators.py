@@ -23,13 +23,13 @@ class Estimate:
     """``gradient`` [B, ...] of the objective to ascend; ``logits`` [B, m, K], detached.
 
     Where the m copies are divided into parts, the gradient over all copies is the mean of the
-    parts' gradients with weights exp(``log_weight`` [B]), a tensor or a function that returns it;
-    None, of objectives that are means over copies, stands for the number of copies.
+    parts' gradients with weights exp(``log_weight()`` [B]); None, of objectives that are means over
+    copies, stands for the number of copies.
     """
 
     gradient: torch.Tensor
     logits: torch.Tensor
-    log_weight: Callable[[], torch.Tensor] | torch.Tensor | None = None
+    log_weight: Callable[[], torch.Tensor] | None = None
 
 
 Model = Callable[[torch.Tensor], torch.Tensor]

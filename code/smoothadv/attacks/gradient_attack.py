@@ -5,9 +5,7 @@ the ball.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -21,7 +19,6 @@ from smoothadv.attacks.estimators import (
     plug_in,
 )
 from smoothadv.attacks.geometry import Randomness, project_ball, project_box
-from smoothadv.attacks.micro_batches import FixedShape
 from smoothadv.base.settings import (
     Checked,
     l2_norm,
@@ -58,32 +55,6 @@ class Problem:
         """The logits [B, m, K] at inputs + v, where no gradient is needed."""
         return noisy_logits(self.model, self.inputs + v, self.noise)
 
-    @property
-    def may_look(self) -> bool:
-        """Whether the host may read results to decide what to do: an accelerator would have to
-        finish them first.
-        """
-        return self.inputs.device.type == "cpu"
-
-    @property
-    def keeps_places(self) -> bool:
-        """Whether to leave no example out: each has its place in a pass of one size, or to choose
-        some is a wait.
-        """
-        return isinstance(self.model, FixedShape) or not self.may_look
-
-    def of(self, rows: torch.Tensor) -> Problem:
-        """The problem of the examples with the numbers ``rows`` alone."""
-        generator = self.generator
-        if generator is not None and not isinstance(generator, torch.Generator):
-            generator = [generator[row] for row in rows.tolist()]
-        chosen: dict[str, Any] = {
-            name: values[rows]
-            for name, values in vars(self).items()
-            if isinstance(values, torch.Tensor)
-        }
-        return replace(self, **chosen, generator=generator)
-
 
 @dataclass(frozen=True)
 class GradientAttack(Checked, ABC):
@@ -105,7 +76,7 @@ class GradientAttack(Checked, ABC):
         parse=positive_int,
         help="steps of the attack (paper: 1 to 10 in training, 20 in evaluation)",
     )
-    estimator: GradientEstimator = setting(plug_in, kind=Callable)
+    estimator: GradientEstimator = setting(plug_in)
     targeted: bool = setting(False)
 
     @torch.inference_mode(
@@ -125,34 +96,28 @@ class GradientAttack(Checked, ABC):
         """Adversarial inputs [B, ...] for inputs [B, ...] and labels int64 [B]; see the package's
         docstring.
 
-        ``epsilon`` [B] replaces that of the attack; ValueError unless its entries are finite and at
-        least 0, one for each example. One for all may be a number; a tensor [] must be finite and
-        above 0: nobody looks.
+        ``epsilon`` replaces that of the attack: a number, a tensor [] that is finite and at least
+        0, or one for each example, [B]; ValueError where these are not finite and at least 0.
         ``start`` [B, ...] holds the perturbations with which the search begins.
         """
         epsilon = self.epsilon if epsilon is None else epsilon
+        if len(inputs) == 0 or (not isinstance(epsilon, torch.Tensor) and not epsilon > 0):
+            return inputs.detach().clone()
         if not isinstance(epsilon, torch.Tensor):
-            is_attacked = epsilon > 0 and len(inputs) > 0
-            # Made on the device: a copy to it would wait.
-            epsilon = torch.full((len(inputs),), epsilon, dtype=torch.float64, device=inputs.device)
-        elif not epsilon.dim():
-            epsilon, is_attacked = epsilon.expand(len(inputs)), len(inputs) > 0
-        elif epsilon.shape != (len(inputs),) or not bool(
-            ((epsilon >= 0) & epsilon.isfinite()).all()
+            # Made on the device: a copy to it would wait, as would a look at its value.
+            epsilon = torch.full((), epsilon, dtype=torch.float64, device=inputs.device)
+        elif epsilon.dim() and (
+            epsilon.shape != labels.shape or not ((epsilon >= 0) & epsilon.isfinite()).all()
         ):
             raise ValueError(
                 f"epsilon must hold {len(inputs)} finite numbers of at least 0, one for each "
                 "example"
             )
-        else:
-            is_attacked = bool((epsilon > 0).any())
-        if not is_attacked:
-            return inputs.detach().clone()
+        epsilon = epsilon.to(inputs.device, torch.float64).expand(len(inputs))
         inputs, labels = (
             values.clone() if values.is_inference() else values
             for values in (inputs.detach(), labels)
         )
-        epsilon = epsilon.to(device=inputs.device, dtype=torch.float64)
         if start is not None:
             start = project_ball(project_box(inputs, start), epsilon)
         noise = no_noise(inputs) if noise is None else noise

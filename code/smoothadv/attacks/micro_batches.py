@@ -92,18 +92,16 @@ class InParts:
 
 def combined(parts: list[Estimate]) -> Estimate:
     """The estimate over all copies, from the estimates over disjoint parts of them."""
-    log_weights = torch.stack([_log_weight(part) for part in parts])
+    log_weights = torch.stack(
+        [
+            torch.full_like(part.gradient.flatten(1)[:, 0], math.log(part.logits.shape[1]))
+            if part.log_weight is None
+            else part.log_weight()
+            for part in parts
+        ]
+    )
     weights = torch.softmax(log_weights, dim=0).to(parts[0].gradient.dtype)
     gradients = torch.stack([part.gradient for part in parts])
     gradient = (weights.reshape(*weights.shape, *[1] * (gradients.dim() - 2)) * gradients).sum(0)
     logits = torch.cat([part.logits for part in parts], dim=1)
     return Estimate(gradient, logits, lambda: torch.logsumexp(log_weights, dim=0))
-
-
-def _log_weight(part: Estimate) -> torch.Tensor:
-    if part.log_weight is not None:
-        return part.log_weight() if callable(part.log_weight) else part.log_weight
-    examples, copies = part.logits.shape[:2]
-    return torch.full(
-        (examples,), math.log(copies), dtype=part.gradient.dtype, device=part.gradient.device
-    )

@@ -21,7 +21,7 @@ from smoothadv.attacks.estimators import (
     noisy_logits,
     smoothed_loss,
 )
-from smoothadv.attacks.geometry import per_example, uniform_in_ball
+from smoothadv.attacks.geometry import uniform_in_ball
 from smoothadv.attacks.gradient_attack import GradientAttack
 from smoothadv.attacks.micro_batches import (
     FixedShape,
@@ -66,6 +66,14 @@ TARGET_RULES: dict[
 EVERY = "every"
 """Aim at each class in turn, and keep the attack after which the label is least probable."""
 KNOWN_TARGETS = (*TARGET_RULES, EVERY)
+
+
+def best_of(found: Sequence[torch.Tensor], success: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of each example, among the results ``found`` [B, ...], the one of most ``success`` [B]; of
+    equal ones the first.
+    """
+    best = torch.stack(list(success)).argmax(0)
+    return torch.stack(list(found))[best, torch.arange(len(best), device=best.device)]
 
 
 @dataclass(frozen=True)
@@ -237,11 +245,7 @@ class SmoothedAttack:
 
     @torch.no_grad()
     def shares(
-        self,
-        model: Model,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        indices: Sequence[int] | None = None,
+        self, model: Model, inputs: torch.Tensor, indices: Sequence[int] | None = None
     ) -> torch.Tensor:
         """The shares of the votes for each class, float [B, K], on the draws of the attack."""
 
@@ -249,7 +253,8 @@ class SmoothedAttack:
             logits = noisy_logits(seen, group.inputs, self._noise(group.inputs, group.numbers))
             return F.one_hot(logits.argmax(-1), logits.shape[-1]).float().mean(1)
 
-        return self._in_groups(count, model, Examples(inputs, labels, indices))
+        no_class = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
+        return self._in_groups(count, model, Examples(inputs, no_class, indices))
 
     def _in_groups(
         self,
@@ -318,7 +323,7 @@ class SmoothedAttack:
         attack = dataclasses.replace(
             self.attack, estimator=InParts(self.attack.estimator, model.rows)
         )
-        best: torch.Tensor | None = None
+        found, success = [], []
         for goal, (targeted, classes) in enumerate(self._goals(model, inputs, labels, targets)):
             for run in range(self.restarts):
                 generators = self._generators(
@@ -327,21 +332,15 @@ class SmoothedAttack:
                 start = (
                     uniform_in_ball(inputs, epsilon.to(inputs.device), generators) if run else None
                 )
-                found = dataclasses.replace(attack, targeted=targeted)(
+                one = dataclasses.replace(attack, targeted=targeted)(
                     model, inputs, classes, noise, generators, epsilon=epsilon, start=start
                 )
                 if self.restarts == 1 and self.target != EVERY:
-                    return found
-                loss = self._loss(
-                    model, found, labels if targets is None else targets, noise, targets is not None
-                )
-                if best is None:
-                    best, best_loss = found, loss
-                better = loss > best_loss
-                best = torch.where(per_example(better, found), found, best)
-                best_loss = torch.where(better, loss, best_loss)
-        assert best is not None  # there is at least one goal and one run
-        return best
+                    return one
+                wanted = labels if targets is None else targets
+                success.append(self._success(model, one, wanted, noise, targets is not None))
+                found.append(one)
+        return best_of(found, success)
 
     @torch.no_grad()
     def _goals(
@@ -399,7 +398,7 @@ class SmoothedAttack:
         return TARGET_RULES[self.target](probabilities, group.labels, generators)
 
     @torch.no_grad()
-    def _loss(
+    def _success(
         self,
         model: Model,
         found: torch.Tensor,

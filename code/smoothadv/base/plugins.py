@@ -23,16 +23,11 @@ from typing import Any
 
 from smoothadv.base.errors import UsageError, UserError, first_line, warn
 from smoothadv.base.files import digest
-from smoothadv.base.registry import REGISTRATIONS, Registration, Registry
+from smoothadv.base.registry import REGISTRATIONS, Registration
 
 GROUP = "smoothadv.plugins"
 """The entry-point group in which a distribution names its plug-in modules."""
-FUNCTIONS: Registry[Callable[..., Any]] = Registry("architecture")
-"""The functions that plug-ins called FILE.py:FUNCTION are, by these names, in which FILE is without
-folders.
-"""
 _DATACLASSES = "attack", "objective", "certification procedure", "analysis"
-_FUNCTION = re.compile(r"(.+\.py):([^\W\d]\w*)")
 
 
 @dataclass(frozen=True)
@@ -63,9 +58,6 @@ _loaded: dict[str, Plugin] = {}  # by its name
 
 def load(name: str | Path, is_installed: bool = False) -> Plugin:
     """Import a plug-in, a file or a module by its dotted name, and so register what it defines.
-
-    FILE.py:FUNCTION is a plug-in, too, which registers this function as the architecture of this
-    name.
 
     A plug-in that is loaded already is not imported again. UsageError if there is no such file or
     module; UserError if it raises an exception, registers nothing, takes a name that is taken, or
@@ -98,18 +90,20 @@ def load(name: str | Path, is_installed: bool = False) -> Plugin:
     except (Exception, SystemExit) as error:
         sys.modules.pop(module, None)
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        file, trace = called.partition(":")[0], traceback.extract_tb(error.__traceback__)
-        lines = [f" (line {one.lineno})" for one in trace if Path(one.filename).name == file]
+        trace = traceback.extract_tb(error.__traceback__)
+        lines = [f" (line {one.lineno})" for one in trace if Path(one.filename).name == called]
         where = "".join(lines[-1:])
         raise UserError(f"{failure}{kind}{first_line(error)}{where}") from error
     return _loaded.setdefault(called, Plugin(called, source, sha256, is_installed, provides))
 
 
-def registered(name: str) -> str:
-    """The name in FUNCTIONS of FILE.py:FUNCTION, which is loaded if it is not yet; other names stay
-    as they are. UserError as ``load``.
-    """
-    return load(name).name if names_function(name) and name not in FUNCTIONS else name
+def refuse_code(name: str) -> None:
+    """UsageError where the name of a network is a file of Python, or a function in one."""
+    if file := re.match(r"(.+?\.py)(:|$)", name):
+        raise UsageError(
+            f"{name}: code comes from plug-ins: register the function in {file[1]}, add --plugin "
+            f"{file[1]} and write the name that it has there (docs/networks.md)"
+        )
 
 
 def load_installed() -> None:
@@ -174,12 +168,7 @@ def blamed(error: BaseException, words: Collection[str]) -> str:
     """The plug-in, and the line in it, that raised an error or else registered what the ``words``
     of a command name, as "shapes.py, line 7"; "" if there is none.
     """
-    provided = [
-        (plugin, one)
-        for plugin in loaded()
-        for one in plugin.provides
-        if one.registry is not FUNCTIONS  # what these return is checked
-    ]
+    provided = [(plugin, one) for plugin in loaded() for one in plugin.provides]
     modules = {one.module: plugin for plugin, one in provided}
     for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
         if plugin := modules.get(frame.f_globals.get("__name__", "")):
@@ -192,12 +181,7 @@ def blamed(error: BaseException, words: Collection[str]) -> str:
 
 def is_file_name(name: str) -> bool:
     """Whether ``--plugin NAME`` means a file, not a module."""
-    return name.endswith(".py") or os.sep in name or names_function(name)
-
-
-def names_function(name: str) -> bool:
-    """Whether ``name`` is FILE.py:FUNCTION."""
-    return _FUNCTION.fullmatch(name) is not None
+    return name.endswith(".py") or os.sep in name
 
 
 def _parts(component: Any) -> Iterator[Any]:
@@ -236,32 +220,24 @@ def _file(name: str) -> _Found:
     """A file, read once, so that its digest is that of the code that runs; UsageError if there is
     none.
     """
-    named = _FUNCTION.fullmatch(name)
-    path = Path(named[1] if named else name)
+    path = Path(name)
     try:
         content = path.read_bytes()
     except OSError as error:
-        flag = "" if named else "--plugin: "
-        raise UsageError(f"{flag}{name} cannot be read: {error.strerror}") from error
-    display = f"{path.name}:{named[2]}" if named else path.name
-    module = ModuleType(display if named else path.stem)
+        raise UsageError(f"--plugin: {name} cannot be read: {error.strerror}") from error
+    module = ModuleType(path.stem)
     module.__file__ = str(path.resolve())
 
     def run() -> None:
         sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
         sys.path.append(str(path.resolve().parent))  # where spawned processes look for it
         exec(compile(content, path, "exec", dont_inherit=True), vars(module))
-        if named:
-            function = getattr(module, named[2], None)
-            if not callable(function):
-                raise UserError("the file defines no such function")
-            FUNCTIONS.register(display)(function)
 
-    return display, digest([content]), module.__name__, run
+    return path.name, digest([content]), module.__name__, run
 
 
 def _is_foreign(one: Registration) -> bool:
     """Whether a plug-in registered it, not a part of this package that the plug-in was the first to
     import.
     """
-    return one.registry is FUNCTIONS or one.module.partition(".")[0] != __name__.partition(".")[0]
+    return one.module.partition(".")[0] != __name__.partition(".")[0]

@@ -2,13 +2,13 @@
 itself.
 
 A field says what it means, which values it takes, what a command calls it, whether Python has it as
-a keyword, and whether it decides the numbers. This one place makes the options of a command
-(``cli.runner``), the keywords and the documentation of a Python function (``takes``), the checks of
-values (``Checked``) and the manifest's record of a run (``identity``):
+a keyword, and whether it decides the numbers; its type says the rest. This one place makes the
+options of a command (``cli.runner``), the keywords and the documentation of a Python function
+(``takes``), the checks of values (``Checked``) and the manifest's record of a run (``identity``):
 
     @dataclass(frozen=True, kw_only=True)
     class ShoutSpec(Checked):
-        text: str = setting(parse=str, flag="text", help="what to shout")
+        text: str = setting(flag="text", help="what to shout")
         volume: float = setting(
             1.0, parse=positive_float, flag="--volume --loudness", group="sound", unit="decibels",
             records="volume", help="how loud",
@@ -37,13 +37,13 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from decimal import Decimal
 from numbers import Real
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TypeVar
+from types import MappingProxyType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from smoothadv.base.errors import UserError
 
@@ -65,8 +65,8 @@ class SettingError(UserError, argparse.ArgumentTypeError, ValueError):
     """
 
 
-def refuse_any(faults: Mapping[str, bool], error: type[Exception] = UserError) -> None:
-    """Raise the error with the first of these texts that is so."""
+def refuse_any(faults: Mapping[str, object], error: type[Exception] = UserError) -> None:
+    """Raise the error with the first of these texts whose value is true."""
     for fault, is_so in faults.items():
         if is_so:
             raise error(fault)
@@ -201,23 +201,28 @@ def output_folder(text: str) -> Path:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a field says of itself; the arguments of ``setting`` say what each entry means."""
+    """What a field says of itself; ``setting`` says what most entries mean.
 
+    The rest is in the ``field``'s type. ``kind`` are the classes whose objects need no reading,
+    (bool,) is a switch. ``many`` is tuple or list where there are several values, else None.
+    """
+
+    default: Any
     help: str | Callable[[], str]
     parse: Callable[[str], Any] | None
     choices: Iterable[str] | None
     check: Callable[[str], Any] | None
-    kind: Any
     flags: tuple[str, ...]
     metavar: str | None
-    many: bool | str
     constants: Mapping[str, str]
     group: str
     unit: str
     keyword: bool
     records: str
-    default: Any
     field: str = ""
+    kind: tuple[Any, ...] = ()
+    many: type | None = None
+    may_be_none: bool = False
 
     @property
     def flag(self) -> str:
@@ -232,6 +237,21 @@ class Setting:
             text = f"{text}, one of {', '.join(self.choices)}"
         return f"{text} ({self.unit})" if self.unit else text
 
+    def read(self, value: Any) -> Any:
+        """A value that was given in Python, as ``checked`` reads it; several as a tuple, where a
+        single one stands for a list of it.
+        """
+        if value is self.default or (value is None and self.may_be_none):
+            return value
+        if self.many is None:
+            return checked(self.field, value, self.check, self.kind)
+        is_list = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+        values = value if is_list and getattr(value, "shape", None) != () else [value]
+        read = tuple(checked(self.field, one, self.check, self.kind) for one in values)
+        if not read and self.default != ():
+            raise SettingError(f"{self.field}: found {value!r}, expected a list of one or several")
+        return read
+
 
 def setting(
     default: Any = MISSING,
@@ -240,10 +260,8 @@ def setting(
     parse: Callable[[str], Any] | None = None,
     choices: Iterable[str] | None = None,
     check: Callable[[str], Any] | None = None,
-    kind: Any = bool,
     flag: str | None = None,
     metavar: str | None = None,
-    many: bool | str = False,
     constants: Mapping[str, str] = MappingProxyType({}),
     group: str = "",
     unit: str = "",
@@ -251,27 +269,25 @@ def setting(
     records: str = "",
     **further: Any,
 ) -> Any:
-    """A field of a frozen dataclass, required if it has no default. The type of a field says
-    whether it may be None.
+    """A field of a frozen dataclass, required if it has no default.
 
-    Meaning: ``help`` is a text, or a function that returns one; ``unit`` is its unit. ``records``
-    is the name in the manifest of a field that decides the numbers.
+    Its type says whether it may be None, and whether it takes several values, a tuple or a list,
+    which may be empty if the default is. A bool is a switch. Texts and paths are taken as they are.
 
-    Values: ``parse`` turns a text into a value, and raises SettingError for a bad text. ``choices``
-    lists the values instead; it may be a Registry. ``check`` reads a value that Python gives (None:
-    as ``parse`` does); an object of the ``kind`` needs no reading. A field with neither ``parse``
-    nor ``choices`` takes only objects of the ``kind``. The default kind, bool, makes a switch.
-    ``many`` makes a list of at least one value; with "*" it may be empty, with "extend" the flag
-    may be given again, with "append" it is given once for each value.
+    ``parse`` turns a text into a number or another value, and raises SettingError for a bad text;
+    an object of the type needs none. ``choices`` lists texts instead; it may be a Registry.
+    ``check``, in place of ``parse``, reads in Python what a command would not take. ``help`` is a
+    text, or a function that returns one; ``unit`` is the unit of the value. ``records`` is the name
+    in the manifest of a field that decides the numbers.
 
-    Commands: ``flag`` holds one flag or several, separated by spaces, the main one first. A name
+    In commands, ``flag`` holds one flag or several, separated by spaces, the main one first. A name
     without dashes makes a positional argument, "" makes no option. By default a field with ``help``
-    has the flag ``--field-name``. The flag of a switch that is True by default turns it off; a
-    switch that is None by default has ``--x`` and ``--no-x``. ``constants`` makes a switch
-    ``--value`` of each value, with its help text. ``group`` is the title above the option in the
-    command's help.
+    has the flag ``--field-name``. One flag takes all values of a tuple, and one value of a list.
+    The flag of a switch that is True by default turns it off; a switch that is None by default has
+    ``--x`` and ``--no-x``. ``constants`` makes a switch ``--value`` of each value, with its help
+    text. ``group`` is the title above the option in the command's help.
 
-    Python: functions have the field as a keyword of its name, if ``keyword``.
+    In Python, functions have the field as a keyword, if ``keyword``.
 
     ``further`` arguments are those of dataclasses.field. The result is Any, as there: the
     annotation of the field is its type.
@@ -279,36 +295,50 @@ def setting(
     if parse is None and choices is not None:
         parse = getattr(choices, "require", None) or one_of(choices)
     is_option = bool(help) if flag is None else bool(flag)
-    how = Setting(
-        help=help,
-        parse=parse,
-        choices=choices,
-        check=check or parse,
-        kind=kind,
-        flags=tuple((flag or "").split()) or (("",) if is_option else ()),
-        metavar=metavar,
-        many=many,
-        constants=constants,
-        group=group,
-        unit=unit,
-        keyword=keyword,
-        records=records,
-        default=default,
-    )
+    flags = tuple((flag or "").split()) or (("",) if is_option else ())
+    described = metavar, constants, group, unit, keyword, records
+    how = Setting(default, help, parse, choices, check, flags, *described)
     return dataclasses.field(default=default, metadata={"setting": how}, **further)
 
 
-def settings_of(spec: type) -> list[Setting]:
-    """The settings that a dataclass declares, in order of declaration."""
-    return [
-        dataclasses.replace(
-            how,
-            field=field.name,
-            flags=tuple(flag or "--" + field.name.replace("_", "-") for flag in how.flags),
-        )
+def _of_type(how: Setting, field: str, hint: Any) -> Setting:
+    """The setting of a ``field``, completed by its name and its type."""
+    types = _members(hint)
+    lists = [one for one in types if get_origin(one) in (tuple, list, Sequence)]
+    single = _members(get_args(lists[0])[0]) if lists else types
+    parse = how.parse or next((one for one in single if one in (str, Path)), None)
+    kind = [get_origin(one) or one for one in single if one not in (str, int, float, Path, None)]
+    if Any in kind:
+        kind = [] if parse else [object]
+    return dataclasses.replace(
+        how,
+        field=field,
+        flags=tuple(flag or "--" + field.replace("_", "-") for flag in how.flags),
+        parse=parse,
+        check=how.check or parse,
+        kind=tuple(kind),
+        many=(list if get_origin(lists[0]) is list else tuple) if lists else None,
+        may_be_none=None in types,
+    )
+
+
+def _members(hint: Any) -> list[Any]:
+    """The types in a union, or a type alone; that of None is None."""
+    types = get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint]
+    return [None if one is type(None) else one for one in types]
+
+
+def _settings_of(spec: type) -> tuple[Setting, ...]:
+    types = get_type_hints(spec)
+    return tuple(
+        _of_type(how, field.name, types[field.name])
         for field in dataclasses.fields(spec)
         if (how := field.metadata.get("setting")) is not None
-    ]
+    )
+
+
+settings_of: Callable[[type], tuple[Setting, ...]] = functools.cache(_settings_of)
+"""The settings that a dataclass declares, in order of declaration."""
 
 
 def options_of(spec: type) -> list[Setting]:
@@ -326,25 +356,28 @@ def found_value(value: Any) -> str:
     return f"found a number of {bits} bits" if bits > 1024 else f"found {value!r}"
 
 
-def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any = bool) -> Any:
-    """A ``value`` that was given in Python: an object of the ``kind``, or what ``parse`` reads from
-    a command line (None: only such an object).
+def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any = ()) -> Any:
+    """A ``value`` that was given in Python: an object of the ``kind``, a class or several, or what
+    ``parse`` reads from a command line; with neither, True or False.
 
     Numbers become Python's, of NumPy's or of a tensor with one entry; a whole number may be a float
     like 1e5. SettingError, which calls the value ``name``, where a command would accept no text for
     it.
     """
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if parse is None and not kinds:
+        kinds = (bool,)
     plain = (
         value.item()
         if getattr(value, "shape", None) == () and not getattr(value, "mask", False)
         else value
     )
     is_number = isinstance(plain, (Real, Decimal)) and not isinstance(plain, bool)
-    if (parse is None or kind is not bool) and isinstance(plain, kind):
+    if isinstance(plain, kinds):
         return plain
     if parse is None:
-        known = getattr(kind, "EXAMPLE", getattr(kind, "__name__", kind))
-        expected = "True or False" if kind is bool else known
+        known = getattr(kinds[0], "EXAMPLE", getattr(kinds[0], "__name__", kinds[0]))
+        expected = "True or False" if kinds == (bool,) else known
         raise SettingError(f"{name}: {found_value(value)}, expected {expected}")
     try:
         if is_number and not isinstance(plain, int):
@@ -367,13 +400,6 @@ def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any
     return parsed
 
 
-def checked_list(name: str, values: Any, parse: Callable[[str], Any]) -> tuple[Any, ...]:
-    """Several values, each as ``checked`` reads it; a single one stands for a list of it."""
-    is_list = isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping))
-    several = is_list and getattr(values, "shape", None) != ()
-    return tuple(checked(name, value, parse) for value in (values if several else [values]))
-
-
 class Checked:
     """A frozen dataclass whose settings are checked when it is made, before its own
     ``__post_init__``.
@@ -384,44 +410,48 @@ class Checked:
         if (own := vars(cls).get("__post_init__")) is not None:
 
             def checked_first(self: Any) -> None:
-                Checked.__post_init__(self)
+                if type(self).__post_init__ is checked_first:  # not called by that of a subclass
+                    _check(self)
                 own(self)
 
             cls.__post_init__ = checked_first  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
-        """Replace the settings, but for their defaults, by what ``checked`` makes of them."""
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # mypy sees the base
-            name, value, how = field.name, getattr(self, field.name), field.metadata.get("setting")
-            is_none = value is None and re.search("None|Optional", str(field.type))
-            if how is None or value is field.default or is_none:
-                continue
-            if how.many:
-                read: Any = checked_list(name, value, how.check)
-                if not read and how.many is True:
-                    raise SettingError(
-                        f"{name}: found {value!r}, expected a list of one or several"
-                    )
-            else:
-                read = checked(name, value, how.check, how.kind)
-            object.__setattr__(self, name, read)
+        if type(self).__post_init__ is Checked.__post_init__:
+            _check(self)
+
+
+def _check(spec: Checked) -> None:
+    """Replace the settings by what they read; SettingError where one has no such value."""
+    for one in settings_of(type(spec)):
+        object.__setattr__(spec, one.field, one.read(getattr(spec, one.field)))
 
 
 _FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
-_MEANT = {
-    **dict.fromkeys(("noise", "noise_sd", "std"), "sigma"),
-    **dict.fromkeys(("samples", "num_samples"), "n"),
-}
+_MEANT = {"noise": "sigma", "noise_sd": "sigma", "std": "sigma", "samples": "n", "num_samples": "n"}
 """What other libraries call a keyword."""
 
 
-def _as_keywords(one: Setting) -> dict[str, str]:
-    """What a message names in Python in place of each flag of a setting."""
-    if one.constants:
-        return {f"--{value}": f'{one.field}="{value}"' for value in one.constants}
-    is_switch = one.parse is None and one.kind is bool
-    value = f"={not one.default}" if is_switch else ""
-    return dict.fromkeys(one.flags, f"{one.field}{value}")
+def _in_python(text: str, settings: Iterable[Setting]) -> str:
+    """A message about these settings, with keywords in place of flags."""
+    keywords = dict[str, str]()
+    for one in settings:
+        value = f"={not one.default}" * (one.kind == (bool,))
+        keywords |= dict.fromkeys(one.flags, f"{one.field}{value}")
+        keywords |= {f"--{value}": f'{one.field}="{value}"' for value in one.constants}
+    return _FLAG.sub(lambda flag: keywords.get(flag[0], flag[0]), text)
+
+
+def _meant(name: str, settings: Iterable[Setting], keywords: Iterable[str]) -> str:
+    """Which of the ``keywords`` is probably meant by another name, as a question."""
+    known = dict(zip(keywords, keywords))
+    for one in settings:
+        others = (*one.constants, *(flag.lstrip("-") for flag in one.flags))
+        known |= dict.fromkeys(others, one.field)
+    known |= {other: meant for other, meant in _MEANT.items() if meant in known}
+    if near := difflib.get_close_matches(name, known, 1, 0.65):
+        return f": do you mean {known[near[0]]}=?"
+    return f': is it one of the method, settings={{"{name}": ...}}?' * ("settings" in known)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -434,47 +464,15 @@ def takes(*specs: type) -> Callable[[Function], Function]:
     function gets the keywords that were given, by field. A UserError that it raises names keywords
     in place of flags.
     """
-    settings = [one for spec in specs for one in settings_of(spec) if one.keyword]
-    fields = {one.field for one in settings}
-    parameters = [
-        inspect.Parameter(
-            one.field,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if one.default is MISSING else one.default,
-        )
-        for one in settings
-    ]
-
-    def hint(own: Iterable[str], name: str = "") -> str:
-        """The keyword that is probably meant by another one, as a question."""
-        known = {name: name for name in (*own, *fields)}
-        for one in settings:
-            known |= dict.fromkeys((*one.constants, *(f.lstrip("-") for f in one.flags)), one.field)
-        meant = _MEANT.get(name, "")
-        if meant not in known:
-            near = difflib.get_close_matches(name, known, 1, 0.65)
-            meant = known[near[0]] if near else ""
-        if not meant and name and "settings" in fields:
-            return f': is it one of the method, settings={{"{name}": ...}}?'
-        return f": do you mean {meant}=?" if meant else ""
+    every = [one for spec in specs for one in settings_of(spec)]
 
     def decorate(function: Function) -> Function:
         own = inspect.signature(function)
         fixed = {n: p for n, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
-        keywords = {
-            flag: words
-            for spec in specs
-            for one in settings_of(spec)
-            if one.keyword or one.field in fixed
-            for flag, words in _as_keywords(one).items()
-        }
-
-        def in_python(text: str) -> str:
-            return _FLAG.sub(lambda flag: keywords.get(flag[0], flag[0]), text)
-
-        lines = [f"- ``{one.field}``: {in_python(one.description)}" for one in settings]
+        settings = [one for one in every if one.keyword and one.field not in fixed]
+        signature = own.replace(parameters=[*fixed.values(), *map(_parameter, settings)])
+        lines = [f"- ``{one.field}``: {_in_python(one.description, every)}" for one in settings]
         listed = "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in lines)
-        signature = own.replace(parameters=[*fixed.values(), *parameters])
 
         @functools.wraps(function)
         def with_keywords(*arguments: Any, **given: Any) -> Any:
@@ -482,14 +480,12 @@ def takes(*specs: type) -> Callable[[Function], Function]:
                 signature.bind(*arguments, **given)
             except TypeError as error:
                 unknown = [name for name in given if name not in signature.parameters]
-                reason = f"got an unexpected keyword argument {unknown[0]!r}" if unknown else error
-                raise TypeError(
-                    f"{function.__name__}() {reason}{hint(fixed, *unknown[:1])}"
-                ) from None
+                hints = [_meant(name, settings, signature.parameters) for name in unknown]
+                raise TypeError(f"{function.__name__}() {error}{''.join(hints[:1])}") from None
             try:
                 return function(*arguments, **given)
             except UserError as error:
-                error.args = (in_python(str(error)), *error.args[1:])
+                error.args = (_in_python(str(error), every), *error.args[1:])
                 raise
 
         with_keywords.__signature__ = signature  # type: ignore[attr-defined]
@@ -497,6 +493,12 @@ def takes(*specs: type) -> Callable[[Function], Function]:
         return with_keywords  # type: ignore[return-value]
 
     return decorate
+
+
+def _parameter(one: Setting) -> inspect.Parameter:
+    """The keyword of a function that a setting is."""
+    default = inspect.Parameter.empty if one.default is MISSING else one.default
+    return inspect.Parameter(one.field, inspect.Parameter.KEYWORD_ONLY, default=default)
 
 
 def identity(spec: Any) -> dict[str, Any]:

@@ -2,27 +2,30 @@
 same code.
 """
 
-import importlib
 import os
 import sys
 from pathlib import Path
 
+from smoothadv.base import annexes
+from smoothadv.base.annexes import Addition
 from smoothadv.base.errors import escape
 from smoothadv.base.registry import did_you_mean
 from smoothadv.version import __version__
 
-COMMANDS = {
+_CORE = {
     "train": "train a classifier under Gaussian noise (the baseline)",
     "train_pgd": "train a classifier with SmoothAdv",
     "train_denoiser": "train a denoiser to put before a classifier: denoised smoothing",
-    "quantize": "make a network of integers of a trained one, the same on all machines",
     "certify": "certify a smoothed classifier on test images: a log of radii",
     "predict": "predict with a smoothed classifier, on clean or attacked images",
     "attack": "attack a smoothed classifier on test images, or try to falsify its certificates",
     "analyze": "turn logs into summaries, tables and plots",
-    "push": "put a checkpoint on the Hugging Face hub, with a model card",
-    "sweep": "train, certify and attack grids of models",
     "list": "list the datasets, architectures, objectives, attacks and procedures by name",
+}
+annexes.load()
+COMMANDS = {
+    **{name: Addition(f"smoothadv.cli.{name}:main", about) for name, about in _CORE.items()},
+    **annexes.COMMANDS,
 }
 
 
@@ -40,7 +43,7 @@ def shorten_waiting() -> None:
 
 def usage() -> str:
     """The help text of the console command."""
-    lines = [f"  {name:14s} {what}" for name, what in COMMANDS.items()]
+    lines = [f"  {name:14s} {command.about}" for name, command in COMMANDS.items()]
     end = (
         "`smoothadv COMMAND --help` lists a command's options, `smoothadv --version` prints the "
         "version."
@@ -73,7 +76,7 @@ def main(arguments: list[str] | None = None, script: str = "") -> int:
     try:
         shorten_waiting()
         # Imported only now: `smoothadv --help` must not wait for torch.
-        return importlib.import_module(f"smoothadv.cli.{arguments[0]}").main(arguments[1:])
+        return COMMANDS[arguments[0]](arguments[1:])
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("smoothadv"):
             raise

@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.board import FORMS, BoardSpec
-from smoothadv.analysis.card import CardSpec, file_name
 from smoothadv.analysis.figure_style import save
 from smoothadv.analysis.functions import LogsSpec
 from smoothadv.analysis.table_formats import FORMATS
+from smoothadv.base import annexes
 from smoothadv.base.errors import UsageError
 from smoothadv.base.files import (
     PAGE,
     refuse_to_replace,
     write_atomically,
-    write_json,
     write_text,
 )
 from smoothadv.base.settings import (
@@ -57,7 +55,10 @@ _OUTPUTS = {
     "FILE.svg if it names that",
     "page": "page to write, or the folder to write report.html to (default: this folder)",
 }
-_BY_ENDING = {".tex": "latex", ".csv": "csv", ".json": "json"}
+_BY_ENDING = {
+    **dict.fromkeys(("", ".md", ".txt"), "markdown"),
+    **{".tex": "latex", ".csv": "csv", ".json": "json"},
+}
 _OTHER_PICTURES = tuple(".jpg .jpeg .gif .tif .tiff .webp .bmp .eps .ps .html".split())
 # What may be replaced, and how it begins.
 _REPLACED = {
@@ -66,17 +67,15 @@ _REPLACED = {
     "svg": ("SVG drawing", b"<?xml"),
     "page": PAGE,
 }
-_OF_CARDS: dict[str, Any] = {"card": CardSpec, "board": BoardSpec}
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeOptions(LogsSpec):
     """Which logs an analysis reads, and what it writes."""
 
-    output: tuple[Path, ...] = setting(
+    output: list[Path] = setting(
         (),
         parse=Path,  # what an analysis makes says whether it is a file or a folder
-        many="append",
         flag="-o --output",
         metavar="FILE",
         group="output",
@@ -86,7 +85,8 @@ class AnalyzeOptions(LogsSpec):
         None,
         choices=tuple(FORMATS),
         group="output",
-        help="format of a table (default: by FILE's ending, else markdown)",
+        help="format of a table (default: by FILE's ending .md, .txt, .tex, .csv or .json; "
+        "on standard output markdown)",
     )
     decimals: int | None = setting(
         None,
@@ -105,12 +105,13 @@ def _make_parser() -> Parser:
         "reports. Accuracies are percent in markdown and latex, fractions in csv and json.",
     )
     subparsers = parser.add_subparsers(dest="analysis", required=True, metavar="ANALYSIS")
-    for name, component in {**ANALYSES, **_OF_CARDS}.items():
+    added = {name: one.load() for name, one in annexes.ANALYSES.items()}
+    for name, component in {**ANALYSES, **added}.items():
         what = " ".join((component.__doc__ or name).split())
         command = subparsers.add_parser(
             name, prog=f"analyze {name}", help=what, description=what[0].upper() + what[1:] + "."
         )
-        if name in _OF_CARDS:
+        if name in added:
             add_settings(command, options_of(component))
             continue
         for one in options_of(AnalyzeOptions):
@@ -124,14 +125,15 @@ def _make_parser() -> Parser:
 
 def _analyze(parser: Parser, options: Options, words: Sequence[str]) -> None:
     name = options["analysis"]
-    if name in _OF_CARDS:
-        given = given_settings(_OF_CARDS[name], options)
-        _make_cards(CardSpec(**given)) if name == "card" else _make_board(BoardSpec(**given))
+    if name in annexes.ANALYSES:
+        spec = annexes.ANALYSES[name].load()
+        for text in spec(**given_settings(spec, options)).write():
+            print(text)
         return
     component = ANALYSES[name]
     analysis = compose(component, options, name)
     asked = AnalyzeOptions(**given_settings(AnalyzeOptions, options))
-    files = [] if component.makes == "table" else _files(name, component.makes, asked)
+    files = _files(name, component.makes, asked)
     for form, path in files:
         refuse_to_replace(path, *_REPLACED[form])
     made: Any = analysis(asked.read(component))
@@ -145,27 +147,6 @@ def _analyze(parser: Parser, options: Options, words: Sequence[str]) -> None:
         print(f"wrote {path}")
 
 
-def _make_cards(spec: CardSpec) -> None:
-    cards = spec.made()
-    if spec.check:
-        print(f"{spec.check} is the card of {cards[0][0]}")
-        return
-    for _, card in cards:
-        path = spec.output if spec.output.suffix == ".json" else spec.output / file_name(card)
-        refuse_to_replace(path, "card", b'{\n  "card": ')
-        write_json(path, card)
-        print(f"wrote {path}")
-
-
-def _make_board(spec: BoardSpec) -> None:
-    for path in spec.output:
-        refuse_to_replace(path, "board", PAGE[1], b"### ", b"ranking,", b'[\n  {\n    "ranking"')
-        write_text(path, spec.text(FORMS[path.suffix]))
-        print(f"wrote {path}")
-    if not spec.output:
-        sys.stdout.write(spec.text(spec.format))
-
-
 def _write_table(table: Any, asked: AnalyzeOptions) -> None:
     decimals, key = 1 if asked.decimals is None else asked.decimals, table.columns[0].key
     # A table begins with its first column.
@@ -175,16 +156,23 @@ def _write_table(table: Any, asked: AnalyzeOptions) -> None:
     if not asked.output:
         sys.stdout.write(FORMATS[asked.format or "markdown"](table, decimals))
     for path in asked.output:
-        write_text(
-            path, FORMATS[asked.format or _BY_ENDING.get(path.suffix, "markdown")](table, decimals)
-        )
+        write_text(path, FORMATS[asked.format or _BY_ENDING[path.suffix]](table, decimals))
 
 
 def _files(name: str, makes: str, asked: AnalyzeOptions) -> list[tuple[str, Path]]:
     """Form and path of what is written: FILE if it is called .svg, else FILE.png and FILE.pdf,
     whichever of the two FILE names; a page to FILE if it is called .html, else to report.html in
-    the folder FILE. A usage error where the options do not fit.
+    the folder FILE; of tables none, which may go to several files. A usage error where the options
+    do not fit.
     """
+    if makes == "table":
+        for path in asked.output:
+            if not asked.format and path.suffix not in _BY_ENDING:
+                endings = ", ".join(filter(None, _BY_ENDING))
+                raise UsageError(
+                    f"-o {path}: found no ending of {endings}: --format names a format"
+                )
+        return []
     output = asked.output[0] if asked.output else Path()
     ending = output.suffix.lower()
     is_page = makes == "page"

@@ -77,12 +77,12 @@ def spec_of(options: Options, command: Sequence[str]) -> AttackSpec | FalsifySpe
     for one in options_of(FalsifySpec):
         if one.flag in options and one.field not in kind.__dataclass_fields__:
             raise UsageError(f"{one.flag} is only read together with --against: leave it out")
-    for flag in ("--png", "--false-alarm"):
-        if flag in options and "--shard" in options:
-            raise UsageError(
-                f"{flag} is not read with --shard: give it without --shard, after the shards are "
-                "merged"
-            )
+    whole = [flag for flag in ("--png", "--false-alarm") if flag in options]
+    if whole and "--shard" in options:
+        raise UsageError(
+            f"{whole[0]} is not read with --shard: give it without --shard, after the shards are "
+            "merged"
+        )
     # Each log, or each certificate, sets its own epsilon.
     steps = options.get("--num-steps", _DEFAULTS["--num-steps"])
     return spec_from(

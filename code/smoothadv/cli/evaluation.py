@@ -51,7 +51,6 @@ class MergeSpec(Checked):
     shards: tuple[Path, ...] = setting(
         (),
         parse=Path,
-        many="*",
         flag="shards",
         metavar="SHARD",
         help="shard logs (default: those in OUTFILE.shards)",

@@ -9,13 +9,12 @@ from smoothadv.architectures import ARCHITECTURES
 from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.architectures.libraries import LIBRARIES
 from smoothadv.attacks import ATTACKS
-from smoothadv.base import plugins
+from smoothadv.base import annexes, plugins
 from smoothadv.cli.options.recipes import recipe_names
 from smoothadv.cli.runner import Options, Parser, run
 from smoothadv.datasets import DATASETS
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.statistics import PROCEDURES
-from smoothadv.sweep.grid import shipped_grids
 from smoothadv.training.trackers import TRACKERS
 
 _EXAMPLES = """examples:
@@ -43,7 +42,7 @@ def _list(parser: Parser, options: Options, command: Sequence[str]) -> None:
         "procedures": PROCEDURES,
         "trackers": TRACKERS,
         "analyses": ANALYSES,
-        "grids": shipped_grids(),
+        **{kind: names() for kind, names in annexes.LISTS.items()},
         "plug-ins": [plugin.name for plugin in plugins.loaded()] or ["none"],
     }
     for kind, known in names.items():

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from smoothadv.attacks import ATTACKS
 from smoothadv.base.errors import UsageError, counted
-from smoothadv.base.settings import options_of
 from smoothadv.cli.evaluation import evaluation_main, images_main, is_finished, spec_from
 from smoothadv.cli.options.attack import (
     EvaluationAttackOptions,
@@ -35,7 +34,7 @@ def make_parser() -> Parser:
         "abstain; with --attack, on attacked images (Salman et al., 2019).",
         kinds=[PredictSpec],
     )
-    add_attack(parser, EvaluationAttackOptions, released=["--no-grad-attack", "--base-attack"])
+    add_attack(parser, EvaluationAttackOptions)
     return parser
 
 
@@ -46,7 +45,6 @@ def spec_of(options: Options, command: Sequence[str]) -> PredictSpec:
     if "--attack" in options:
         return spec_from(PredictSpec, options, command, **attacked_fields(options))
     flags = flags_of(EvaluationAttackOptions, *ATTACKS.values())
-    flags |= {one.flag for one in options_of(PredictSpec) if one.group == "attack"}
     if given := [flag for flag in options if flag in flags]:
         raise UsageError(
             f"{given[0]} is only read together with --attack: add --attack NAME or leave it out"

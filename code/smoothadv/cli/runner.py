@@ -43,6 +43,8 @@ _RELEASED = {
     "--learning-rate": "write --lr",
     "--wd": "write --weight-decay",
     "--self-training-weight": "write --unlabelled-weight",
+    "--no-grad-attack": "write --gradient stein",
+    "--base-attack": "write --gradient base",
     **dict.fromkeys(
         ("--adv-training", "--train-multi-noise", "--visualize-examples", "--workers"),
         "leave it out",
@@ -196,7 +198,7 @@ def _add_setting(parser: argparse._ActionsContainer, setting: Setting, default: 
             choice.add_argument(f"--{value}", action="store_const", const=value, help=text, **place)
         return
     how: dict[str, Any] = {"help": (setting.description + default).replace("%", "%%")}
-    if setting.parse is None:
+    if setting.kind == (bool,):
         how["action"] = "store_false" if setting.default is True else "store_true"
         if setting.default is None:
             how["action"] = argparse.BooleanOptionalAction
@@ -205,10 +207,10 @@ def _add_setting(parser: argparse._ActionsContainer, setting: Setting, default: 
     else:
         metavar = setting.metavar or setting.field.split("_")[-1].upper()
         how |= {"type": setting.parse, "metavar": metavar}
-    if setting.many in ("append", "extend"):
-        how["action"] = setting.many
-    if setting.many and setting.many != "append":
-        how["nargs"] = "*" if setting.many == "*" else "+"
+    if setting.many is tuple:
+        how["nargs"] = "*" if setting.default == () and not place else "+"
+    if setting.many and place:
+        how["action"] = "append" if setting.many is list else "extend"
     parser.add_argument(*setting.flags, **place, **how)
 
 

@@ -1,14 +1,15 @@
 """Datasets: [0, 1] images and integer labels, one kind of source per file, and their descriptions.
 
 A name is ``cifar10``, ``digits``, ..., or ``imagefolder:PATH`` for a source that takes a location
-after the colon. Each source registers a ``Source``, which holds two functions, in ``DATASETS``.
-Only ``load`` imports torch.
+after the colon. Each file in ``sources`` registers a ``Source``, which holds two functions, in
+``DATASETS``. Only ``load`` imports torch.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -225,8 +226,16 @@ def get_dataset(name: str, split: str, data_dir: str | Path | None = None) -> Im
     return source.load(split, location, Path(data_dir) if data_dir else None)
 
 
-discover(
-    __name__,
-    __path__,
-    without=("arrays", "given", "images", "loose", "relabelled", "unlabelled"),
-)
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Within, whatever is raised becomes a UserError that begins with ``what``: a damaged file can
+    raise nearly anything.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).partition(" <_io")[0].split())  # a file in memory has no name
+        raise UserError(f"{what}: {reason[:600] or type(error).__name__}") from error
+
+
+discover(f"{__name__}.sources", [str(Path(__file__).with_name("sources"))])

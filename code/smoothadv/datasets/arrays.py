@@ -9,23 +9,26 @@ which build arrays of plain numbers or text whose size is that of their content,
 import math
 import pickle
 import re
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from smoothadv.datasets import DatasetDescription
+from smoothadv.base.errors import UserError
+from smoothadv.datasets import DatasetDescription, ImageDataset, refusing
 
 MOST_CLASSES = 100_000
+_PSEUDO_LABELLED = ("data", "images"), ("extrapolated_targets", "labels")
 
 
 def checked_arrays(
-    images: np.ndarray, labels: np.ndarray, *names: str, of: DatasetDescription | None = None
+    images: np.ndarray, labels: np.ndarray, *names: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Images, uint8 or float32 [N, C, H, W], and labels, int64 [N]; ValueError where they cannot be
-    meant, or are not uint8 images of the shape and labels of the classes in ``of``. Labels may be a
-    column, as those of MedMNIST.
+    meant. Labels may be a column, as those of MedMNIST.
     """
     shape, kind = list(images.shape), images.dtype
     images = images[:, None] if images.ndim == 3 else images
@@ -45,16 +48,6 @@ def checked_arrays(
             f"{names[1]} is {labels.dtype} {list(labels.shape)}, expected "
             f"{len(images)} whole numbers from 0 to {MOST_CLASSES - 1}{_range(labels)}"
         )
-    if of is not None and (kind != np.uint8 or images.shape[1:] != of.image_shape):
-        raise ValueError(
-            f"{names[0]} is {kind} {list(images.shape)}, [N, C, H, W]; {of.name} needs uint8 "
-            f"[N, {', '.join(map(str, of.image_shape))}]"
-        )
-    if of is not None and labels.max() >= of.num_classes:
-        raise ValueError(
-            f"{names[1]} has the label {labels.max()}; {of.name} has the classes 0 to "
-            f"{of.num_classes - 1}"
-        )
     return np.ascontiguousarray(images), labels.reshape(-1).astype(np.int64)
 
 
@@ -62,6 +55,58 @@ def _range(values: np.ndarray) -> str:
     if not values.size or values.dtype.kind not in "iuf":
         return ""
     return f"; it has values from {values.min():g} to {values.max():g}"
+
+
+def in_memory(
+    images: np.ndarray,
+    labels: np.ndarray,
+    description: DatasetDescription,
+    names: tuple[str, str] = ("images", "labels"),
+) -> ImageDataset:
+    """Images, uint8, and labels as a dataset; ValueError or UserError where they are not those of
+    the description. Only who calls this waits for torch.
+    """
+    from smoothadv.datasets.images import InMemoryImages
+
+    return InMemoryImages(*checked_arrays(images, labels, *names), description)
+
+
+def load_pseudo_labelled(path: Path, description: DatasetDescription) -> ImageDataset:
+    """The images of a .npz file or of a pickled dict of arrays, with the labels that a classifier
+    gave them, to train on in addition to the described dataset (Carmon et al., 2019).
+
+    ``data`` (or ``images``) is uint8 [N, H, W, C] or [N, C, H, W], or [N, H, W] for one channel;
+    ``extrapolated_targets`` (or ``labels``) holds N class numbers. UserError for a missing, damaged
+    or unfitting file.
+    """
+    if not path.is_file():
+        raise UserError(f"--use-unlabelled: {path} does not exist")
+    with refusing(f"--use-unlabelled: {path} cannot be read as a .npz file or a pickle of arrays"):
+        content, names = read_arrays(path), list[str]()
+        for known in _PSEUDO_LABELLED:
+            found = [name for name in known if content.get(name) is not None]
+            if not found:
+                held = ", ".join(map(str, content))[:200] or "nothing"
+                raise ValueError(f"it lacks {' or '.join(known)}; it holds {held}")
+            names.append(found[0])
+        # Copies are writable, as PyTorch requires.
+        images, labels = (np.array(plain_array(content[name])) for name in names)
+        extended = replace(description, name=f"pseudo-labelled {path.name}")
+        return in_memory(images, labels, extended, (names[0], names[1]))
+
+
+def read_arrays(path: Path) -> Mapping[Any, Any]:
+    """The arrays of a .npz file, whatever its name, or of a pickled dict, where each is a
+    PickledArray; a damaged file can raise any exception.
+    """
+    if zipfile.is_zipfile(path):
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+    with path.open("rb") as file:
+        content = _ArraysOnly(file, encoding="latin1").load()
+    if not isinstance(content, dict):
+        raise ValueError(f"it holds a {type(content).__name__}, no dict")
+    return content
 
 
 class PickledArray:
@@ -95,22 +140,17 @@ def _array(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
     """An array over ``content``; ValueError or TypeError unless it has the size that type and shape
     say.
     """
-    content = (
-        content.encode("latin1") if isinstance(content, str) else content
-    )  # Python 2 wrote bytes as text
-    if (
-        not isinstance(content, (bytes, bytearray))
-        or not isinstance(dtype, _Type)
-        or order not in ("C", "F")
-    ):
+    if isinstance(content, str):  # Python 2 wrote bytes as text
+        content = content.encode("latin1")
+    is_known = isinstance(dtype, _Type) and order in ("C", "F")
+    if not (is_known and isinstance(content, (bytes, bytearray))):
         raise TypeError("it holds an array of something else than bytes")
-    if (
-        not isinstance(shape, tuple)
-        or len(shape) > 64
-        or not all(type(side) is int and side >= 0 for side in shape)
+    is_shape = isinstance(shape, tuple) and len(shape) <= 64
+    if not (
+        is_shape
+        and all(type(side) is int and side >= 0 for side in shape)
+        and math.prod(shape) * dtype.dtype.itemsize == len(content)
     ):
-        raise TypeError("it holds an array of no shape")
-    if math.prod(shape) * dtype.dtype.itemsize != len(content):
         raise ValueError(
             f"it holds an array of {len(content)} bytes whose shape and type say otherwise"
         )
@@ -155,14 +195,6 @@ class _ArraysOnly(pickle.Unpickler):
             raise pickle.UnpicklingError(f"it asks to load {module}.{name}, which no array needs")
         # A pickle can set attributes of the function.
         return lambda *arguments: stand_in(*arguments)
-
-
-def read_pickled_arrays(path: Path) -> Any:
-    """The content of a pickled file, with a PickledArray for each array; a damaged one can raise
-    any exception.
-    """
-    with path.open("rb") as file:
-        return _ArraysOnly(file, encoding="latin1").load()
 
 
 def plain_array(value: Any) -> np.ndarray:

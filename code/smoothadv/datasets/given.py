@@ -1,4 +1,6 @@
-"""Images that a caller hands over: tensors, NumPy arrays, a torch Dataset or a DataLoader."""
+"""Images that a caller hands over: tensors, NumPy arrays, a torch Dataset, a DataLoader, or single
+files without labels.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,18 +17,17 @@ from torch.utils.data import (
     DataLoader,
     RandomSampler,
     SubsetRandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
+    default_collate,
 )
 
-from smoothadv.base.errors import UserError, counted, first_line
+from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.files import digest
 from smoothadv.datasets import Batches, DatasetDescription, Indices, TrainingDefaults
-from smoothadv.datasets.image_files import eight_bit, planes
-from smoothadv.datasets.images import (
-    augmented,
-    draw_augmentation,
-    pixels_of,
-)
+from smoothadv.datasets.images import augmented, draw_augmentation, pixels_of
+from smoothadv.datasets.preparation import Image, Preparation
+from smoothadv.datasets.stored import COLOURS, SUFFIXES, eight_bit, image_files, planes, read_image
 from smoothadv.noise.scale import check_scale, with_exact_levels
 
 if TYPE_CHECKING:
@@ -80,8 +82,8 @@ class GivenImages:
 
     def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
         for indices in batches:
-            images, labels = zip(*(self[int(index)] for index in indices))
-            yield torch.stack(images).to(device), torch.tensor(labels).to(device)
+            images, labels = default_collate([self[int(index)] for index in indices])
+            yield images.to(device), labels.to(device)
 
     def _sample(self) -> Iterator[tuple[torch.Tensor, int]]:
         """Up to 256 evenly spaced images, with their labels."""
@@ -111,20 +113,15 @@ class GivenImages:
         if isinstance(self.items, Arrays):
             # A part at a time, for the memory.
             parts = (with_exact_levels(part).numpy() for part in self.items.images.split(64))
-            return digest(
-                chain(
-                    [repr(tuple(self.items.images.shape))],
-                    parts,
-                    [self.items.labels.clamp(0).numpy()],
-                )
-            )
+            shape, labels = repr(tuple(self.items.images.shape)), self.items.labels.clamp(0)
+            return digest(chain([shape], parts, [labels.numpy()]))
         pairs = (
             (f"{label}\n", with_exact_levels(image).numpy()) for image, label in self._sample()
         )
         return digest(chain([f"{len(self)} {self.description.image_shape}\n"], *pairs))
 
 
-class Arrays:
+class Arrays(TensorDataset):
     """Images [N, C, H, W] and labels [N] in memory, checked as a whole; where ``needs_labels`` is
     False, these may be None: then all are -1.
     """
@@ -148,20 +145,14 @@ class Arrays:
         if labels is None:
             labels = torch.full(self.images.shape[:1], _UNKNOWN)
         found = _tensor(labels, "labels")
-        if found.shape != self.images.shape[:1]:
+        is_number = not (found.is_floating_point() or found.is_complex())
+        if not is_number or found.shape != self.images.shape[:1]:
             raise UserError(
-                f"labels have shape {list(found.shape)}, expected "
-                f"{counted(len(self.images), 'label')}"
+                f"labels are {found.dtype} {list(found.shape)}, expected {len(self.images)} whole "
+                "numbers from 0 on"
             )
-        if found.is_floating_point() or found.is_complex():
-            raise UserError(f"labels are {found.dtype}: give whole numbers from 0 on")
         self.labels = found.to(torch.int64)
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return self.images[index], int(self.labels[index])
+        super().__init__(self.images, self.labels)
 
 
 def checked_image(image: Any, name: str) -> torch.Tensor:
@@ -325,3 +316,48 @@ def described(items: Items, classes: Sequence[str], name: str) -> GivenImages:
         for index in (int(items.labels.argmin()), int(items.labels.argmax())):
             _label(int(items.labels[index]), len(classes), f"image {index}")
     return GivenImages(items, description)
+
+
+def files_in(paths: Sequence[Path]) -> list[Path]:
+    """The files themselves, and all images in folders, sorted; UserError where there are none."""
+    files: list[Path] = []
+    for path in paths:
+        found = image_files(path.rglob("*")) if path.is_dir() else [path]
+        if not found:
+            raise UserError(f"{path} holds no images: no file ends in {', '.join(SUFFIXES)}")
+        files += found
+    return files
+
+
+def read_images(
+    files: Sequence[Path], description: DatasetDescription, preparation: Preparation | None = None
+) -> tuple[GivenImages, str]:
+    """The images in ``files``, of the shape in a description, without labels, and what was changed
+    of them, in words; "" if nothing.
+
+    All are prepared by ``preparation``. Without one, a file of the described size stays as it is,
+    and of another one the shorter side is resized to that size and the middle is cut out.
+    """
+    channels, height, width = description.image_shape
+    if preparation is None and height != width:
+        raise UserError(
+            f"images of '{description.name}' are {width}x{height}: single images must be square"
+        )
+    prepared = preparation or Preparation(height, height)
+    size, mode = (prepared.size, prepared.size), "L" if channels == 1 else "RGB"
+    changes = dict[str, None]()
+
+    def made(image: Image) -> np.ndarray:
+        stays = preparation is None and image.size == size
+        if not stays or image.mode != mode:
+            changes[f"{image.width}x{image.height} pixels in {COLOURS[len(image.getbands())]}"] = (
+                None
+            )
+        image = image.convert(mode)
+        return planes(image) if stays else prepared.evaluation(image).numpy()
+
+    pixels = np.stack([read_image(file, made, str(file), turned=True) for file in files])
+    some = ", ".join([*changes][:3]) + ", ..." * (len(changes) > 3)
+    said = f"images of {some} became {size[0]}x{size[1]} in {COLOURS[channels]}" if changes else ""
+    found = replace(description, image_shape=(channels, *size))
+    return GivenImages(Arrays(torch.from_numpy(pixels).float() / 255, None, False), found), said

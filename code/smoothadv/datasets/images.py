@@ -12,8 +12,8 @@ from smoothadv.base.errors import UserError
 from smoothadv.base.files import digest
 from smoothadv.base.settings import found_value
 from smoothadv.datasets import Batches, DatasetDescription, ImageDataset, Indices
-from smoothadv.datasets.image_files import Image, StoredImages
-from smoothadv.datasets.preparation import Preparation
+from smoothadv.datasets.preparation import Image, Preparation
+from smoothadv.datasets.stored import StoredImages
 from smoothadv.noise import Purpose, derive_generator
 
 Item = tuple[torch.Tensor, int]
@@ -285,7 +285,6 @@ class StreamedImages(Dataset[Item]):
         """Of content and preparation."""
         import PIL
 
-        stored = self._evaluation.stored
-        content = stored.remembered("bytes", range(len(self)), stored.digest)
+        content = self._evaluation.stored.digest()
         # The version, since versions differ.
         return digest([f"{content}\n{self._preparation}\nPillow {PIL.__version__}"])

@@ -8,14 +8,16 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from smoothadv.base.errors import UserError
-from smoothadv.datasets.image_files import Image
 
 if TYPE_CHECKING:
+    import PIL.Image
     import torch
 
+Image: TypeAlias = "PIL.Image.Image"
+"""For annotations: only functions that open image files load Pillow."""
 _MOST_PIXELS = 89_478_485  # a quarter of a GiB of RGB, above which Pillow warns
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 """Names of Pillow's filters."""
@@ -96,16 +98,6 @@ class Preparation:
         return v2.Compose([crop, v2.RandomHorizontalFlip(0.5 if flip else 0.0), v2.PILToTensor()])
 
 
-def parsed(text: str) -> Preparation:
-    """The preparation SIZE[,RESIZE[,INTERPOLATION]]; UserError where it cannot be meant."""
-    match = _WRITTEN.fullmatch(text)
-    if match is None:
-        raise UserError(f"images cannot be prepared as '{text}': {_EXPECTED}")
-    size, resize, interpolation = match.groups()
-    number = int(resize) if resize and resize.isdecimal() else resize
-    return Preparation(int(size), number, interpolation or "bilinear")
-
-
 def split_location(location: str) -> tuple[str, Preparation | None]:
     """A location PATH or PATH@PREPARATION as the path and the preparation (None: images stay as
     they are).
@@ -113,7 +105,11 @@ def split_location(location: str) -> tuple[str, Preparation | None]:
     What exists under the whole text is a path. UserError where the preparation cannot be meant.
     """
     path, at, text = location.rpartition("@")
-    is_preparation = (
-        at and re.match("[0-9][^/]*$", text) and not os.path.exists(os.path.expanduser(location))
-    )
-    return (path, parsed(text)) if is_preparation else (location, None)
+    is_path = os.path.exists(os.path.expanduser(location))
+    if is_path or not at or not re.match("[0-9][^/]*$", text):
+        return location, None
+    if (match := _WRITTEN.fullmatch(text)) is None:
+        raise UserError(f"images cannot be prepared as '{text}': {_EXPECTED}")
+    size, resize, interpolation = match.groups()
+    number = int(resize) if resize and resize.isdecimal() else resize
+    return path, Preparation(int(size), number, interpolation or "bilinear")

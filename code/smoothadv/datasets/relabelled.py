@@ -8,48 +8,65 @@ import torch
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.files import digest
 from smoothadv.datasets import Batches, ImageDataset, Indices
-from smoothadv.datasets.imagenet import SYNSETS
 from smoothadv.datasets.images import Item
+from smoothadv.datasets.sources.imagenet import SYNSETS
 
 
 class RelabelledImages:
-    """``images`` whose class k is class ``labels[k]`` of ``class_names``; in all else as
-    ``images``.
+    """``images`` under the classes ``class_names``; in all else as ``images``.
+
+    What was class k is class ``labels[k]``. With ``indices``, int64 [N], only these images remain,
+    and the k-th of them is of class ``labels[k]``.
     """
 
     def __init__(
-        self, images: ImageDataset, class_names: Sequence[str], labels: Sequence[int]
+        self,
+        images: ImageDataset,
+        class_names: Sequence[str],
+        labels: Sequence[int] | torch.Tensor,
+        indices: torch.Tensor | None = None,
     ) -> None:
-        self.images, self._classes = images, torch.tensor(labels)
+        self._is_whole = indices is None
+        self.images, self._labels = images, torch.as_tensor(labels)
+        self._indices = torch.arange(len(images)) if indices is None else indices
         self.description = replace(images.description, class_names=tuple(class_names))
 
     @property
     def labels(self) -> torch.Tensor | None:
+        if not self._is_whole:
+            return self._labels
         labels = self.images.labels
-        return None if labels is None else self._classes[torch.as_tensor(labels).cpu()]
+        return None if labels is None else self._labels[torch.as_tensor(labels).cpu()]
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self._indices)
 
     def __getitem__(self, index: int) -> Item:
-        image, label = self.images[index]
-        return image, int(self._classes[label])
+        image, label = self.images[int(self._indices[index])]
+        return image, int(self._labels[label if self._is_whole else index])
 
     def training_batches(
         self, batches: Indices, device: torch.device, generator: torch.Generator
     ) -> Batches:
-        return self._relabelled(self.images.training_batches(batches, device, generator))
+        chosen = [self._indices[batch] for batch in batches]
+        return self._relabelled(batches, self.images.training_batches(chosen, device, generator))
 
     def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
-        return self._relabelled(self.images.evaluation_batches(batches, device))
+        chosen = [self._indices[batch] for batch in batches]
+        return self._relabelled(batches, self.images.evaluation_batches(chosen, device))
 
-    def _relabelled(self, batches: Batches) -> Batches:
-        for images, labels in batches:
-            yield images, self._classes.to(labels.device)[labels]
+    def _relabelled(self, batches: Indices, found: Batches) -> Batches:
+        for batch, (images, labels) in zip(batches, found):
+            own = labels if self._is_whole else batch.to(labels.device)
+            yield images, self._labels.to(labels.device)[own]
 
     def fingerprint(self) -> str:
-        """See ``ImageDataset``; it changes with the labels, too."""
-        return digest([f"{self.images.fingerprint()} {self._classes.tolist()}"])
+        """See ``ImageDataset``; it changes with the choice of images and with the labels, too."""
+        if self._is_whole:
+            return digest([f"{self.images.fingerprint()} {self._labels.tolist()}"])
+        return digest(
+            [self.images.fingerprint(), torch.stack([self._indices, self._labels]).numpy()]
+        )
 
 
 def matched_classes(

@@ -30,9 +30,7 @@ def _known_datasets() -> str:
 class RunSpec(Checked):
     """The settings that all runs share; ``dataset`` is a name, or the images themselves."""
 
-    dataset: Any = setting(
-        parse=str, kind=object, flag="dataset", keyword=False, help=_known_datasets
-    )
+    dataset: Any = setting(flag="dataset", keyword=False, help=_known_datasets)
     data_dir: str | None = setting(
         None,
         parse=str,

@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 
 from smoothadv.base.errors import counted, warn
-from smoothadv.base.progress import Progress
+from smoothadv.base.tables import kept_rows
 from smoothadv.evaluation.log import Example, LogContent, begun, write_log
 from smoothadv.evaluation.setup import Evaluation, prepare
 from smoothadv.evaluation.specs import CertifySpec
 from smoothadv.records.logs import CERTIFICATION_COLUMNS, format_radius
+from smoothadv.records.manifests import SQUARED_RADIUS
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import Draws, Procedure
 from smoothadv.statistics.bounds import squared_grey_radius
-from smoothadv.statistics.error_spending import watched
+from smoothadv.statistics.error_spending import rows_of
 from smoothadv.voting.counter import Poll
-
-_SOUND_COLUMN = "squared_radius"
 
 
 def certify(spec: CertifySpec) -> tuple[WrittenLog, Procedure]:
@@ -37,7 +36,7 @@ def prepare_certification(spec: CertifySpec) -> tuple[Evaluation, Procedure, Log
     dimension = math.prod(description.image_shape)
     distances = tuple(voter.noise.distance(dimension) for voter in evaluation.voters)
     procedure = spec.procedure(description, distances)
-    watched.set(lambda rows: Progress(rows, "tables", delay=2, leave=False))
+    rows_of.set(kept_rows)
     if procedure.largest_radius is None:
         least = procedure.least_draws(spec.alpha)
         enough = "a larger --N" if least is None else f"at least --N {least}"
@@ -53,7 +52,7 @@ def prepare_certification(spec: CertifySpec) -> tuple[Evaluation, Procedure, Log
             yield Poll(example.image, streams, voting)
 
     content = LogContent(
-        columns=(*CERTIFICATION_COLUMNS, *procedure.columns, *[_SOUND_COLUMN] * is_sound),
+        columns=(*CERTIFICATION_COLUMNS, *procedure.columns, *[SQUARED_RADIUS] * is_sound),
         settings=procedure.record(),
         make_polls=polls,
         activity="certifying",
@@ -70,7 +69,7 @@ def _row(
     certificate = yield from procedure.run(label)
     row = {"predict": certificate.prediction, "radius": format_radius(certificate.radius)}
     row |= {"successes": certificate.successes, "trials": certificate.trials, **certificate.details}
-    return {**row, _SOUND_COLUMN: squared_grey_radius(certificate.radius)} if sound else row
+    return {**row, SQUARED_RADIUS: squared_grey_radius(certificate.radius)} if sound else row
 
 
 def rehearse(spec: CertifySpec) -> str:

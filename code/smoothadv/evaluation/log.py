@@ -70,10 +70,6 @@ class LogContent:
     attack: StagedAttack | None = None
     keeps_images: bool = False
 
-    @property
-    def attack_batch(self) -> int | None:
-        return None if self.attack is None else self.attack.batch
-
 
 def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
     """Write the missing rows of an evaluation's log, or of this process's share of it; without a
@@ -87,21 +83,21 @@ def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
     log, shard = evaluation.log, evaluation.spec.shard
     if log is None or path is None:
         rows = _write_rows(evaluation, content, MemoryLog(content.columns), examples)
-        batches = evaluation.batch, content.attack_batch
-        return WrittenLog(Path(), True, *batches, content.columns, rows)
-    if evaluation.processes.size > 1:
+    elif evaluation.processes.size > 1:
         rows = _write_by_all_processes(evaluation, content, settings, log)
     else:
         if shard is None and evaluation.spec.existing == "overwrite":
             remove_shards(log)  # all of them are merged
         writer = _open_log(evaluation, content, settings, path, examples, evaluation.spec.existing)
         rows = _write_rows(evaluation, content, writer, examples)
-    is_whole = shard is None and evaluation.processes.is_first
-    if content.keeps_images and is_whole:
-        finish_images(log, evaluation.dataset.description.image_shape)
-    evaluation.processes.wait()
-    batches = evaluation.batch, content.attack_batch
-    return WrittenLog(log, is_whole, *batches, content.columns, rows)
+    is_whole = log is None or (shard is None and evaluation.processes.is_first)
+    if log is not None:
+        if content.keeps_images and is_whole:
+            finish_images(log, evaluation.dataset.description.image_shape)
+        evaluation.processes.wait()
+    attack_batch = None if content.attack is None else content.attack.batch
+    batches = evaluation.batch, attack_batch
+    return WrittenLog(log or Path(), is_whole, *batches, content.columns, rows)
 
 
 def begun(

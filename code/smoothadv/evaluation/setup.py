@@ -22,9 +22,15 @@ from smoothadv.base.files import digest
 from smoothadv.base.progress import warn_of_hours
 from smoothadv.base.provenance import provenance
 from smoothadv.datasets import ImageDataset
-from smoothadv.datasets.images import changing_image
 from smoothadv.evaluation.specs import AttackedSpec, CertifySpec, EvaluationSpec
-from smoothadv.evaluation.voters import Voter, joined, load_models, noise_keys, voter_of
+from smoothadv.evaluation.voters import (
+    Loaded,
+    Voter,
+    joined,
+    load_models,
+    noise_keys,
+    voter_of,
+)
 from smoothadv.models.hub import pinned
 from smoothadv.models.load import BaseClassifier
 from smoothadv.noise import NoiseStream, Purpose, kernels_on
@@ -160,9 +166,7 @@ class Evaluation:
 
         Its digest of the logits is None until ``probed``: no pass is made for other settings.
         """
-        recorded = settings_to_continue(self.spec, log)
-        images = 0 if self.is_sound else len(self.indices)
-        batch = _batch_of(self.spec, recorded, images) or self.batch
+        batch = self.spec.batch or settings_to_continue(self.spec, log).get("batch") or self.batch
         settings = {**self.settings, "batch": batch, LOGITS: None}
         # A network of integers has the same votes on all machines; the gradients of an attack are
         # float32.
@@ -206,37 +210,21 @@ def prepare(
     device is used where there is none to be continued.
     """
     recorded, processes = settings_to_continue(spec, log), join_processes()
-    called, *_ = spec.command or ("",)
-    says = log is not None and not called.startswith("smoothadv.")  # a function of Python
-    device = _configured_device(spec, sound, recorded or against or {}, processes, says)
+    device = _configured_device(spec, log, sound, recorded or against or {}, processes)
     loaded = load_models(spec)
     own, dataset, base = loaded[0]
     spec = own if spec.stages is None else spec
-    if (index := changing_image(dataset)) is not None:
-        raise UserError(
-            f"image {index} of '{dataset.description.name}' is another one each time it is read: "
-            "leave random crops, mirror images and noise out of the Dataset"
-        )
     processes, indices = processes.connect(), spec.chosen_indices(len(dataset))
     if processes.is_first:
-        each = spec.most_voters * (spec.n0 + spec.n)
-        if isinstance(spec, AttackedSpec) and spec.attack is not None:
-            repeats = spec.num_noise_vec * spec.restarts * len(spec.classifiers)
-            each += spec.attack.num_steps * repeats
-        work = f"{counted(len(indices), 'image')}, each {counted(each, 'time')} with noise"
-        warn_of_hours(work, each * len(indices))
-        doubts = [doubt for *_, model in loaded for doubt in model.doubts]
-        doubts += [*dataset.description.doubts(), *_few_classes(spec, dataset, indices)]
-        for doubt in doubts:
-            warn(doubt)
-    classifier, keys = noise_keys(loaded)
+        _warn_of_doubts(spec, loaded, indices)
     if isinstance(spec, CertifySpec) and spec.fast:
         spec = _fast(spec, base, dataset, device, recorded, processes)
+    classifier, keys = noise_keys(loaded)
     voters = [
         voter_of(spec, each, key, device, sound, processes.is_first)
         for each, key in zip(loaded, keys)
     ]
-    batch = _batch_of(spec, recorded, 0 if sound else len(indices))
+    batch = spec.batch or recorded.get("batch")
     if batch is None:
         batch = default_batch(
             voters[0].form,
@@ -263,49 +251,40 @@ def prepare(
     return replace(evaluation, settings=settings, run_record=run_record).continuing(log)
 
 
-def _batch_of(spec: EvaluationSpec, recorded: dict[str, Any], images: int) -> int | None:
-    """The batch that is asked for, but no more than all draws of these images (0: any number), or
-    else that of the log to be continued; None if neither says one.
-
-    A log whose batch was cut for fewer images keeps that one.
+def _warn_of_doubts(spec: EvaluationSpec, loaded: Sequence[Loaded], indices: range) -> None:
+    """Warn of many hours, of what is doubtful about models and images, and where --max takes images
+    of less than half of the classes that it could.
     """
-    asked, before = spec.batch, recorded.get("batch")
-    each = recorded.get("N", spec.n) + recorded.get("N0", spec.n0)
-    was_cut = bool(before and asked and before < asked) and before == _room(before // each * each)
-    if was_cut or asked in (None, before):
-        return before
-    return min(asked, _room(images * each)) if images else asked
-
-
-def _room(draws: int) -> int:
-    """The rows of a batch with room for so many draws: kernels like multiples of 64."""
-    return -(-draws // 64) * 64
-
-
-def _few_classes(spec: EvaluationSpec, dataset: ImageDataset, indices: range) -> list[str]:
-    """A warning where --max takes images of less than half of the classes that it could."""
+    dataset, each = loaded[0][1], spec.most_voters * (spec.n0 + spec.n)
+    if isinstance(spec, AttackedSpec) and spec.attack is not None:
+        each += spec.attack.num_steps * spec.num_noise_vec * spec.restarts * len(spec.classifiers)
+    work = f"{counted(len(indices), 'image')}, each {counted(each, 'time')} with noise"
+    warn_of_hours(work, each * len(indices))
+    doubts = [doubt for *_, base in loaded for doubt in base.doubts]
+    for doubt in (*doubts, *dataset.description.doubts()):
+        warn(doubt)
     labels = getattr(dataset, "labels", None)
     if labels is None or spec.limit is None or not indices:
-        return []
+        return
     labels = torch.as_tensor(labels).cpu()
     there, taken = (len(some.unique()) for some in (labels, labels[[*indices]]))
-    if 2 * taken >= min(there, len(indices)):
-        return []
-    return [
-        f"--max takes {counted(len(indices), 'image')} of {taken} of {counted(there, 'class')}: "
-        f"--skip {len(dataset) // len(indices)} takes as many from the whole dataset"
-    ]
+    if 2 * taken < min(there, len(indices)):
+        warn(
+            f"--max takes {counted(len(indices), 'image')} of {taken} of "
+            f"{counted(there, 'class')}: --skip {len(dataset) // len(indices)} takes as many from "
+            "the whole dataset"
+        )
 
 
 def _configured_device(
     spec: EvaluationSpec,
+    log: Path | None,
     sound: bool,
     recorded: Mapping[str, Any],
     processes: Processes,
-    says: bool,
 ) -> torch.device:
-    """The device of an evaluation, which a line ``says``, once PyTorch is set as it and the log
-    ``recorded`` need; UserError where it cannot do what is asked for.
+    """The device of an evaluation, once PyTorch is set as it and the log ``recorded`` need;
+    UserError where it cannot do what is asked for.
     """
     if processes.size > 1 and spec.shard is not None:
         raise UserError(
@@ -320,7 +299,9 @@ def _configured_device(
         torch.set_num_threads(threads)
     if spec.attack is not None:  # before the digest of the logits
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
-    device = device_of_run(spec, recorded, processes, says)
+    called, *_ = spec.command or ("",)
+    is_command = not called.startswith("smoothadv.")  # a function of Python
+    device = device_of_run(spec, recorded, processes, says=log is not None and is_command)
     if sound and spec.compile and device.type != "cpu":
         raise UserError(
             "--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by speed"

@@ -29,6 +29,7 @@ from smoothadv.base.settings import (
     perturbation_size,
     positive_int,
     probability,
+    refuse_any,
     setting,
     settings_of,
     up_to_a_million,
@@ -243,7 +244,7 @@ class CertifySpec(EvaluationSpec):
         help="certification procedure",
     )
     settings: Mapping[str, Any] | None = setting(
-        None, kind=Mapping, flag="", help="further settings of the method, by field"
+        None, flag="", help="further settings of the method, by field"
     )
     sound: bool = setting(
         False,
@@ -328,7 +329,7 @@ class AttackedSpec(EvaluationSpec):
     """
 
     attack: Any = setting(
-        None, kind=object, flag="", records="attack", help="attack on the images, like PGD(0.5, 20)"
+        None, flag="", records="attack", help="attack on the images, like PGD(0.5, 20)"
     )
     num_noise_vec: int = setting(
         None,
@@ -379,8 +380,8 @@ class AttackedSpec(EvaluationSpec):
                 value = getattr(self, one.field)
                 if one.group == "attack" and value is not None and value is not False:
                     raise UsageError(
-                        f"{one.field}: found {value!r}, and there is no attack: give one, like "
-                        "attack=PGD(0.5, 20) or --attack PGD"
+                        f"{one.flag or one.field}: found {value!r}, and there is no attack: give "
+                        "one, like --attack PGD, or attack=PGD(0.5, 20) in Python"
                     )
             return
         from smoothadv.attacks import GradientAttack  # imports torch
@@ -400,7 +401,7 @@ class AttackedSpec(EvaluationSpec):
 
     def smoothed_attack(self, seed: int, batch: int = 256) -> StagedAttack:
         """The attack on the smoothed classifiers, with this seed and batch."""
-        from smoothadv.attacks import CascadeAttack, RouterAttack, SmoothedAttack
+        from smoothadv.attacks import SmoothedAttack, StagedAttack
 
         attacks = [
             SmoothedAttack(
@@ -416,8 +417,7 @@ class AttackedSpec(EvaluationSpec):
         ]
         if self.router is not None:
             attacks[-1].target = None  # it has other classes
-            return RouterAttack(attacks)
-        return CascadeAttack(attacks, self.threshold or 0.0)
+        return StagedAttack(attacks, self.threshold or 0.0, routes=self.router is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -454,9 +454,7 @@ class PredictSpec(AttackedSpec):
 class _OutdirSpec(AttackedSpec):
     """The settings that attack and falsify share."""
 
-    attack: Any = setting(
-        kind=object, flag="", records="attack", help="attack on the images, like PGD(0.5, 20)"
-    )
+    attack: Any = setting(flag="", records="attack", help="attack on the images, like PGD(0.5, 20)")
     outdir: Path | None = setting(
         None,
         parse=output_folder,
@@ -467,18 +465,21 @@ class _OutdirSpec(AttackedSpec):
     only: tuple[int, ...] | None = setting(
         None,
         parse=non_negative_int,
-        many=True,
         metavar="IDX",
         group="images",
         help="attack only the images with these indices",
     )
 
     def __post_init__(self) -> None:
-        if self.attack is None:
-            raise UserError("attack: found None: give one, like PGD(0.5, 20)")
+        has_others = self.skip != 1 or self.limit is not None
+        faults = {
+            "attack: found None: give one, like PGD(0.5, 20)": self.attack is None,
+            "--only is not read with --skip or --max: leave one of them out": (
+                self.only is not None and has_others
+            ),
+        }
+        refuse_any(faults, UsageError)
         super().__post_init__()
-        if self.only is not None and (self.skip != 1 or self.limit is not None):
-            raise UsageError("--only is not read with --skip or --max: leave one of them out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -488,7 +489,6 @@ class AttackSpec(_OutdirSpec):
     epsilons: tuple[float, ...] = setting(
         (),
         parse=perturbation_size,
-        many=True,
         flag="--epsilon",
         group="attack",
         unit="on images in [0, 1]",
@@ -538,7 +538,7 @@ class VerifySpec(RunSpec):
     given.
     """
 
-    dataset: Any = setting(None, kind=object, flag="", keyword=False)
+    dataset: Any = setting(None, flag="", keyword=False)
     existing: str = "resume"
     log: Path = setting(
         parse=Path, flag="log", help="certification log, with its manifest beside it"

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.base.errors import UsageError, UserError, counted
-from smoothadv.base.plugins import FUNCTIONS, loaded
+from smoothadv.base.plugins import loaded
 from smoothadv.base.settings import RELEASED, settings_of
 from smoothadv.evaluation.certify import prepare_certification
 from smoothadv.evaluation.log import write_log
 from smoothadv.evaluation.specs import OF_STAGES, CertifySpec, VerifySpec
 from smoothadv.models.checkpoint import read_members
-from smoothadv.models.name import FUNCTION, STAGES, parse_model
+from smoothadv.models.name import LIBRARY, STAGES, parse_model
 from smoothadv.records.logs import (
     DENOISER,
     differing_fields,
@@ -86,23 +86,17 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
             f"{spec.log} is of a module or of images that a program handed over: only it can "
             "repeat them"
         )
-    absent = sorted(settings.get("plugins", {}).keys() - {one.name for one in loaded()})
-    made = (
-        f"; it was made with {', '.join(absent)}: add --plugin PATH/{absent[0]}" if absent else ""
-    )
+    if absent := sorted(settings.get("plugins", {}).keys() - {one.name for one in loaded()}):
+        made = f"{spec.log} was made with {', '.join(absent)}"
+        raise UserError(f"{made}, which is not loaded: add --plugin PATH/{absent[0]}")
     method = settings.get("method")
     if method not in PROCEDURES:
         named = f"names no certification procedure that is known here, but {method!r}"
-        raise UserError(f"the manifest of {spec.log} {named}{made}")
+        raise UserError(f"the manifest of {spec.log} {named}")
     model = spec.model or next(iter(checkpoints), None)
     if model is None:
         raise UserError(
             f"the manifest of {spec.log} names no checkpoint: name it with --classifier"
-        )
-    arch = settings.get("arch_given") or ""
-    if parse_model(arch).kind == FUNCTION and arch not in FUNCTIONS:
-        raise UserError(
-            f"{spec.log} is of code in a file, which is not run unasked: add --plugin PATH/{arch}"
         )
     denoiser = spec.denoiser
     if DENOISER in settings:
@@ -121,7 +115,7 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
     names = {field.name for field in dataclasses.fields(PROCEDURES[method])} & settings.keys()
     own = {name: settings[name] for name in names.difference(OF_STAGES)}
     try:
-        certify_spec = CertifySpec(
+        return CertifySpec(
             **recorded,
             dataset=settings["dataset"],
             split=settings["split"],
@@ -135,14 +129,7 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
             log=spec.log,
         )
     except UsageError as error:
-        raise UserError(f"{spec.log} cannot be repeated here: {error}{made}") from error
-    for stage in certify_spec.classifiers if spec.model is None else ():
-        if stage.model.kind == FUNCTION:
-            raise UserError(
-                f"{spec.log} is of code in a file, {stage.model}, which is not run unasked: add "
-                f"--classifier {model}"
-            )
-    return certify_spec
+        raise UserError(f"{spec.log} cannot be repeated here: {error}") from error
 
 
 def _timestep(denoiser: dict[str, Any]) -> str | None:
@@ -154,7 +141,7 @@ def _timestep(denoiser: dict[str, Any]) -> str | None:
 
 def _input_layer(log: Path, model: Path, settings: dict[str, Any]) -> str | None:
     """The input layer to ask for: where checkpoints do not record one, that of the manifest."""
-    if parse_model(model).is_network:  # where constants are recorded, its library says them
+    if parse_model(model).kind == LIBRARY:  # where constants are recorded, its library says them
         return None if "mean" in settings else settings.get("input_layer")
     try:
         given = settings.get("arch_given"), settings.get("weights_given")

@@ -12,6 +12,7 @@ import torch
 from smoothadv.base.errors import UserError, first_line, warn
 from smoothadv.base.files import digest
 from smoothadv.datasets import ImageDataset, get_dataset
+from smoothadv.datasets.images import changing_image
 from smoothadv.datasets.relabelled import RelabelledImages
 from smoothadv.evaluation.specs import EvaluationSpec
 from smoothadv.models.load import BaseClassifier, classifier_digest, load
@@ -65,6 +66,11 @@ def load_models(spec: EvaluationSpec) -> list[Loaded]:
     stages = spec.classifiers if spec.router is None else spec.classifiers[:-1]
     loaded = [_loaded(spec.of_stage(stage)) for stage in stages]
     images = loaded[0][1]
+    if (index := changing_image(images)) is not None:
+        raise UserError(
+            f"image {index} of '{images.description.name}' is another one each time it is read: "
+            "leave random crops, mirror images and noise out of the Dataset"
+        )
     for place, (_, other, _) in enumerate(loaded[1:], start=2):
         facts = [(each.fingerprint(), each.description) for each in (images, other)]
         if facts[0] != facts[1]:

@@ -1,4 +1,4 @@
 """The annex for networks of integers: ``conversion`` makes one of a trained network.
 
-The rest of the package knows them as ``architectures.integers.NetworkOfIntegers``.
+The other parts know them as ``architectures.integers.NetworkOfIntegers``.
 """

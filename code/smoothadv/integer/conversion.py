@@ -60,10 +60,14 @@ _EXPONENT = 60  # of multipliers, far from where float32 ends
 _SAMPLE = 2**15  # values of each operation and batch
 _STRIDE = 2_654_435_761  # a prime, so that the places are of all channels, rows and columns
 _SHARES = (0.99, 0.999, 0.9999, 0.99999, 1.0)
-_RELUS, _MEANS = {F.relu, torch.relu, "relu", "relu_"}, {torch.mean, "mean"}
-_SUMS = {operator.add, operator.iadd, torch.add, "add", "add_"}
-_SAME = {torch.flatten, "flatten"}
-_SAME_LAYERS = (nn.Identity, nn.Flatten, nn.Dropout)
+_KINDS: dict[Any, str] = {
+    **dict.fromkeys((nn.ReLU, F.relu, torch.relu, "relu", "relu_"), "relu"),
+    **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), "sum"),
+    **dict.fromkeys((nn.AdaptiveAvgPool2d, torch.mean, "mean"), "mean"),
+    **dict.fromkeys((nn.Identity, nn.Flatten, nn.Dropout, torch.flatten, "flatten"), "same"),
+    **{nn.Linear: "convolution", nn.MaxPool2d: "maximum", F.dropout: "same"},
+}
+"""The kind of an operation by the type of its layer, or else its function or method."""
 _IN_PLACE = {operator.iadd, "add_", "relu_"}
 
 
@@ -186,31 +190,27 @@ def _kind(graph: fx.GraphModule, node: fx.Node) -> tuple[str, Any]:
     """The kind of an operation, or "same" where it changes nothing, and its layer; NoIntegerForm
     for others.
     """
-    layer, target = layer_of(graph, node), node.target
+    layer = layer_of(graph, node)
     if node.op == "placeholder":
         return "image", None
-    if isinstance(layer, nn.Linear) or is_plain_convolution(layer):
+    if is_plain_convolution(layer):
         return "convolution", layer
-    if isinstance(layer, nn.ReLU) or target in _RELUS:
-        return "relu", None
-    if (
-        target in _SUMS
-        and not node.kwargs
-        and all(isinstance(value, fx.Node) for value in node.args)
-    ):
-        return "sum", None
-    if isinstance(layer, nn.MaxPool2d) and not layer.return_indices:
-        return "maximum", layer
+    target: Any = node.target if layer is None else type(layer)
     dimensions = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else ())
-    is_mean = isinstance(layer, nn.AdaptiveAvgPool2d) and layer.output_size in (1, (1, 1))
-    if is_mean or (target in _MEANS and dimensions in ((2, 3), [2, 3], (-2, -1), [-2, -1])):
-        return "mean", None
-    # F.dropout drops values by default.
-    is_off = target is F.dropout and not (node.args[2:3] or (node.kwargs.get("training", True),))[0]
-    if isinstance(layer, _SAME_LAYERS) or target in _SAME or is_off:
-        return "same", None
-    what = type(layer).__name__ if layer is not None else getattr(target, "__name__", target)
-    raise NoIntegerForm(f"there is none of {what} ('{node.name}')")
+    excluded = {
+        # of a number, or times one
+        "sum": node.kwargs or not all(isinstance(value, fx.Node) for value in node.args),
+        "maximum": getattr(layer, "return_indices", False),
+        "mean": getattr(layer, "output_size", 1) not in (1, (1, 1))
+        or (layer is None and dimensions not in ((2, 3), [2, 3], (-2, -1), [-2, -1])),
+        # F.dropout drops values by default.
+        "same": target is F.dropout and (node.args[2:3] or (node.kwargs.get("training", True),))[0],
+    }
+    kind = _KINDS.get(target)
+    if kind is None or excluded.get(kind):
+        name = getattr(target, "__name__", target)
+        raise NoIntegerForm(f"there is none of {name} ('{node.name}')")
+    return kind, layer
 
 
 @torch.inference_mode()

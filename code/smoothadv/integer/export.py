@@ -4,8 +4,8 @@ Tensors are float32 and hold integers, as in the definition. What is clamped to 
 to bytes and dequantized, both with a scale of 1, and so are weights and biases with their
 multipliers, where these are powers of 2: a runtime may compute the nodes as they are, or
 convolutions of bytes with fused operators instead, and rounds nothing else in either. Optimizers of
-graphs may multiply other multipliers into a convolution's weights, which would round them: a
-rounding between the two, which changes no integer, prevents it.
+graphs may multiply other multipliers into a convolution's weights, which would round them: the sum
+is int32 between the two, which prevents it.
 """
 
 import json

@@ -311,13 +311,11 @@ class Convolution(IntegerLayer):
         return scaled if self.is_last else writer.rounded(scaled, self)
 
     def _onnx_total(self, writer: Any, x: str, geometry: Mapping[str, Any]) -> str:
-        """The name of w * x + b; parts are added as int32, since some runtimes have no float64."""
-        if self.parts == 1:
-            constants = writer.constant(self.weight), writer.constant(self.bias)
-            total = writer.node("Conv", x, *constants, **geometry)
-            return str(writer.node("Round", total))  # keeps the multiplier out of the weights
+        """The name of w * x + b; parts are added as int32, since some runtimes have no float64. Its
+        cast keeps the multiplier out of the weights.
+        """
         parts, weights = [x], [self.weight]
-        if self.groups == 1:
+        if self.parts > 1 and self.groups == 1:
             weights = list(self.weight.split(-(-self.weight.shape[1] // self.parts), 1))
             sizes = writer.constant([weight.shape[1] for weight in weights], torch.int64)
             parts = writer.split(x, sizes, len(weights))

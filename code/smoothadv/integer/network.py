@@ -26,6 +26,7 @@ from smoothadv.integer.layers import (
     Step,
     in_float64,
 )
+from smoothadv.models.checkpoint import INTEGER
 
 
 class IntegerNetwork(LayerGraph, NetworkOfIntegers):
@@ -94,6 +95,10 @@ class IntegerNetwork(LayerGraph, NetworkOfIntegers):
             tensors |= {f"{number}.{name}": value for name, value in layer_tensors.items()}
         record = {"definition": DEFINITION, "clip": self.clip, "probe": self.probe, "steps": steps}
         return record, tensors
+
+    def state_fields(self) -> dict[str, Any]:
+        record, tensors = self.stored()
+        return {"state_dict": tensors, INTEGER: record}
 
     def get_extra_state(self) -> str:
         """The record as text: a digest of the state covers it."""

@@ -133,7 +133,7 @@ def _save(
     comparison: Comparison,
 ) -> None:
     description, before = images.description, source.contents[0]
-    record, tensors = network.stored()
+    fields = network.state_fields()
     made = {
         "from_sha256": source.settings["checkpoint_sha256"],
         "dataset_fingerprint": images.fingerprint(),
@@ -150,7 +150,7 @@ def _save(
         "input_layer": source.settings["input_layer"],
         "classes": list(description.class_names),
         "image_shape": list(description.image_shape),
-        INTEGER: {**record, "made": made},
-        "state_dict": tensors,
+        **fields,
+        INTEGER: {**fields[INTEGER], "made": made},
     }
     save_checkpoint(spec.outfile, content)

@@ -78,6 +78,18 @@ class TrainedIntegers(IntegerNetwork):
             steps.append(Step(kind(settings, tensors), inputs))
         return IntegerNetwork(self.image_shape, self.clip, self.mean.cpu().flatten(), steps).eval()
 
+    def state_fields(self) -> dict[str, Any]:
+        """Those of the network of integers, and ``trained``, the parameters."""
+        try:
+            network = self.integers()
+        except ValueError as error:
+            raise UserError(
+                f"--finetune-quantized: {error} with the weights that were trained: try a smaller "
+                "--lr"
+            ) from error
+        network.set_probe()
+        return {**network.state_fields(), "trained": self.state_dict()}
+
 
 def _train(layer: Convolution, name: str, unit: float, largest: float) -> None:
     integers = layer._buffers.pop(name)
@@ -107,20 +119,3 @@ def trained_integers(
             f"{needed}: quantize for it"
         )
     return TrainedIntegers(network)
-
-
-def state_fields(model: nn.Module) -> dict[str, Any]:
-    """The fields of a checkpoint that hold the weights of ``model``: of integers also ``trained``,
-    its parameters.
-    """
-    if not isinstance(model, TrainedIntegers):
-        return {"state_dict": model.state_dict()}
-    try:
-        network = model.integers()
-    except ValueError as error:
-        raise UserError(
-            f"--finetune-quantized: {error} with the weights that were trained: try a smaller --lr"
-        ) from error
-    network.set_probe()
-    record, tensors = network.stored()
-    return {"state_dict": tensors, INTEGER: record, "trained": model.state_dict()}

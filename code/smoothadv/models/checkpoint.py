@@ -25,7 +25,6 @@ from smoothadv.architectures import (
     ARCHITECTURES,
     INPUT_LAYERS,
     LIBRARIES,
-    chosen_architecture,
     require_architecture,
 )
 from smoothadv.architectures.denoisers import DENOISERS
@@ -36,7 +35,7 @@ from smoothadv.base.registry import UnknownNameError
 from smoothadv.datasets import DatasetDescription
 from smoothadv.models.hub import hub_content
 from smoothadv.models.inert import Inert, read_inertly
-from smoothadv.models.name import HUB, Members, members_of, parse_model
+from smoothadv.models.name import HUB, LIBRARY, Members, members_of, parse_model
 
 Weights = dict[str, torch.Tensor]
 MODULE_PREFIX = "module:"
@@ -70,7 +69,7 @@ _HINTS = {
     "weight_mask": "it is pruned: call torch.nn.utils.prune.remove and save it again",
     **dict.fromkeys(
         ("mean", "std", "mu", "sigma"),
-        "it normalizes by itself: name a FILE.py:FUNCTION that builds it so, with --arch",
+        "it normalizes by itself: let --arch name an architecture of a plug-in that does",
     ),
     **dict.fromkeys(
         ("weight_g", "original0", "weight_u"),
@@ -83,7 +82,7 @@ _PART = (
     "what its names begin with"
 )
 _REASONS = {
-    "TorchScript": "it is TorchScript: load it in a FILE.py:FUNCTION, docs/networks.md",
+    "TorchScript": "it is TorchScript: load it in a plug-in, docs/networks.md",
     "Unsupported operand 149": "it has a pickle_protocol of its own: save it without one",
 }
 _KINDS = (
@@ -119,7 +118,7 @@ def read_checkpoint(
     missing, damaged or something else, or if its architecture is unknown; this error names the
     plug-in that the checkpoint needs.
     """
-    content = _content(Path(path), arch and chosen_architecture(arch), weights)
+    content = _content(Path(path), arch and require_architecture(arch), weights)
     arch = str(content["arch"])
     denoises = content.get("denoiser", arch in DENOISERS and arch not in ARCHITECTURES)
     if denoiser not in (None, denoises):
@@ -132,7 +131,7 @@ def read_checkpoint(
         if not arch.startswith(MODULE_PREFIX) and INTEGER not in content:
             (DENOISERS.require if denoises else require_architecture)(arch)
     except UnknownNameError as error:
-        reason = plugins.missing(kind, arch, recorded) or str(error)
+        reason = plugins.missing(kind, arch.partition(":")[0], recorded) or str(error)
         raise UserError(f"checkpoint {path}: {reason}") from error
     for plugin in plugins.changed({one["name"]: one["sha256"] for one in recorded}):
         warn(f"checkpoint {path} was trained with another version of the plug-in {plugin.name}")
@@ -172,7 +171,7 @@ def _loaded(path: Path) -> Any:
             f"{path / 'checkpoint.pth.tar'}"
         )
     if not path.is_file():
-        hint = ": no network by name can be here" * parse_model(path).is_network
+        hint = ": no network by name can be here" * (parse_model(path).kind == LIBRARY)
         raise UserError(f"checkpoint {path} does not exist{hint}")
     try:
         return read_inertly(path)
@@ -209,7 +208,6 @@ def _content(path: Path, arch: str | None = None, chosen: str | None = None) -> 
     is_ours = (
         recorded in ARCHITECTURES
         or recorded in DENOISERS
-        or plugins.names_function(recorded)
         or recorded.startswith((MODULE_PREFIX, f"{INTEGER}:", *(f"{one}:" for one in LIBRARIES)))
     )
     if arch is not None and not is_ours:
@@ -219,8 +217,7 @@ def _content(path: Path, arch: str | None = None, chosen: str | None = None) -> 
     if "arch" in missing and weights:
         raise UserError(
             f"checkpoint {path} holds weights, but not the name of their architecture: certify, "
-            "predict and attack take it with --arch NAME or --arch FILE.py:FUNCTION, and with "
-            "--input-layer"
+            "predict and attack take it with --arch NAME and --input-layer"
         )
     if missing:
         held = [f"{key}: {one}" if isinstance(one, Inert) else str(key) for key, one in pairs]

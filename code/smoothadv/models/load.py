@@ -3,7 +3,6 @@ it takes them.
 """
 
 import copy
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from smoothadv.architectures import chosen_architecture, get_architecture, named_network
+from smoothadv.architectures import get_architecture
 from smoothadv.architectures.denoisers import DENOISERS, Denoised, LocallySmoothed, Resized
 from smoothadv.architectures.diffusion import load_diffusion
 from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.architectures.input_layers import build_input_layer
-from smoothadv.architectures.integers import NetworkOfIntegers, is_of_integers
+from smoothadv.architectures.integers import NetworkOfIntegers, is_of_integers, of_integers
 from smoothadv.architectures.libraries import LibraryNetwork, library_network
 from smoothadv.architectures.logits import logits_of, probe
 from smoothadv.attacks.estimators import frozen
@@ -29,7 +28,7 @@ from smoothadv.datasets import (
     ImageDataset,
     describe_dataset,
 )
-from smoothadv.datasets.loose import image_files, read_images
+from smoothadv.datasets.given import files_in, read_images
 from smoothadv.datasets.preparation import Preparation, split_location
 from smoothadv.datasets.relabelled import matched_classes
 from smoothadv.models.checkpoint import (
@@ -52,8 +51,6 @@ from smoothadv.records.logs import DENOISER
 
 Spec = TypeVar("Spec", bound=ModelSpec)
 _PHOTOGRAPHS = ("imagefolder", "hf-dataset")
-_INTEGERS = "smoothadv.integer.network"
-"""The annex that defines these networks, loaded only for such a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ def load(spec: Spec) -> tuple[Spec, BaseClassifier]:
         shape = spec.description.image_shape[0], int(side), int(side)
         images = replace(spec.description, image_shape=shape)
         seen = replace(spec, dataset=images, resize=None, denoiser=None, timestep=None)
-    if spec.model.is_network:
+    if spec.model.kind == LIBRARY:
         seen, base = _by_name(seen)
     elif spec.model.kind == MODULE:
         base = _from_module(spec.model.source, seen.description)
@@ -155,13 +152,11 @@ def _by_name(spec: Spec) -> tuple[Spec, BaseClassifier]:
     weights are drawn from the seed.
     """
     name, doubts = str(spec.model), list[str]()
-    if "+" in name and all(parse_model(piece).is_network for piece in name.split("+")):
+    if "+" in name and all(parse_model(piece).kind == LIBRARY for piece in name.split("+")):
         raise UserError(f"{name}: an ensemble is of checkpoints, not of networks by name")
-    arch = chosen_architecture(name)
-    images = None if spec.model.kind == LIBRARY else spec.description
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_generator("cpu", spec.seed).initial_seed())
-        network = named_network(arch, spec.pretrained, images)
+        network = library_network(name, spec.pretrained)
     if spec.input_layer is not None:
         layer = build_input_layer(spec.input_layer, spec.description)
         module = nn.Sequential(layer, network.module)
@@ -179,13 +174,13 @@ def _by_name(spec: Spec) -> tuple[Spec, BaseClassifier]:
         )
     names, labels = _classes(network, spec.description, name)
     base = _from_module(network.normalized, replace(spec.description, class_names=names))
-    settings = {**base.settings, "arch": arch}
+    settings = {**base.settings, "arch": name}
     settings |= {"pretrained": spec.pretrained, "library": network.version}
     settings["input_layer"] = spec.input_layer
     if network.mean and network.std:
         settings |= {"mean": [*network.mean], "std": [*network.std], "input_layer": "normalize"}
     classes = None if labels == [*range(len(names))] else (names, labels)
-    return spec, BaseClassifier(base.module, settings, [arch], name, tuple(doubts), classes)
+    return spec, BaseClassifier(base.module, settings, [name], name, tuple(doubts), classes)
 
 
 def _classes(
@@ -261,7 +256,7 @@ def integer_network(
     """The network in a checkpoint of integers, for images of this shape; UserError where it is
     damaged.
     """
-    read = importlib.import_module(_INTEGERS).IntegerNetwork.read
+    read = of_integers("read", path)
     try:
         return read(content[INTEGER], content["state_dict"], image_shape, num_classes).eval()
     except ValueError as error:
@@ -280,8 +275,8 @@ def _from_module(module: nn.Module, description: DatasetDescription) -> BaseClas
             copied = copy.deepcopy(module).cpu()
     except (RuntimeError, TypeError) as error:  # of locks, files and computed tensors
         raise UserError(
-            f"{type(module).__name__} cannot be copied: {first_line(error)}; make it in a "
-            "FILE.py:FUNCTION, or let it hold weights and layers alone"
+            f"{type(module).__name__} cannot be copied: {first_line(error)}; make it in "
+            "a plug-in (docs/networks.md), or let it hold weights and layers alone"
         ) from error
     arch = f"{type(module).__module__}.{type(module).__qualname__}"
     settings = {
@@ -360,7 +355,7 @@ def loose_images(spec: ModelSpec, paths: Sequence[Path]) -> tuple[list[Path], Im
     """The files in files and folders, and their images for the model of a spec, whose dataset says
     what the model was trained on; also what was changed of them, in words.
     """
-    files, description = image_files(paths), spec.description
+    files, description = files_in(paths), spec.description
     _, preparation = split_location(spec.dataset.partition(":")[2])
     if preparation is None and description.defaults is IMAGENET_TRAINING:
         preparation = Preparation(description.image_shape[1])

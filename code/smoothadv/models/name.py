@@ -49,7 +49,7 @@ STAGES = "stages"
 _FORM = "threshold or [router], and two or more [[stage]] with checkpoint and sigma"
 
 
-CHECKPOINT, LIBRARY, FUNCTION, MODULE = "checkpoint", "library", "function", "module"
+CHECKPOINT, LIBRARY, MODULE = "checkpoint", "library", "module"
 _LIBRARY = re.compile(r"[A-Za-z][\w-]+:.+")
 
 
@@ -58,8 +58,7 @@ class ModelName:
     """A model of some ``kind``: ``source`` is the path or the name of it, or the module.
 
     A CHECKPOINT may also be an ensemble, and its file need not be there yet. A LIBRARY has networks
-    like timm:resnet18. FILE.py:FUNCTION is a FUNCTION that makes a network, whose code is not
-    loaded yet. A MODULE is one itself.
+    by name, like timm:resnet18. A MODULE is one itself.
     """
 
     source: Any
@@ -68,11 +67,6 @@ class ModelName:
     def __str__(self) -> str:
         return type(self.source).__name__ if self.kind == MODULE else str(self.source)
 
-    @property
-    def is_network(self) -> bool:
-        """Whether it is a network by name, without a checkpoint."""
-        return self.kind in (LIBRARY, FUNCTION)
-
 
 def parse_model(given: Any) -> ModelName:
     """What a path or a name stands for, or a module; a file hides a network of its name."""
@@ -80,13 +74,11 @@ def parse_model(given: Any) -> ModelName:
         return given
     if not isinstance(given, (str, os.PathLike)):
         return ModelName(given, MODULE)
-    path, kind = Path(given), CHECKPOINT
-    if not (os.path.exists(path) or str(path).startswith(HUB)):
-        if plugins.names_function(str(path)):
-            kind = FUNCTION
-        elif _LIBRARY.fullmatch(str(path)):
-            kind = LIBRARY
-    return ModelName(path, kind)
+    path = Path(given)
+    if path.exists() or str(path).startswith(HUB):
+        return ModelName(path, CHECKPOINT)
+    plugins.refuse_code(str(path))
+    return ModelName(path, LIBRARY if _LIBRARY.fullmatch(str(path)) else CHECKPOINT)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,8 @@
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from smoothadv.base import plugins
 from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import (
     DIFFUSION_MODELS,
@@ -18,12 +16,14 @@ from smoothadv.base.settings import (
     one_of,
     positive_int,
     positive_noise_level,
+    refuse_any,
     setting,
 )
 from smoothadv.datasets import DatasetDescription, describe_dataset
 from smoothadv.datasets.spec import RunSpec
 from smoothadv.models.name import (
     CHECKPOINT,
+    LIBRARY,
     MODULE,
     STAGES,
     Stage,
@@ -70,14 +70,11 @@ class ModelSpec(RunSpec):
     """
 
     model: Any = setting(
-        parse=Path,
-        kind=object,
         flag="checkpoint",
         metavar="CHECKPOINT",
         keyword=False,
         help="checkpoint.pth.tar, hf-hub:OWNER/NAME[@REVISION], an ensemble A.pth.tar+B.pth.tar or "
-        "TOML file, or a network by name like timm:NAME, onnx:FILE, FILE.py:FUNCTION "
-        "(docs/networks.md)",
+        "TOML file, or a network by name like timm:NAME, onnx:FILE (docs/networks.md)",
     )
     sigma: Any = setting(
         None,
@@ -88,15 +85,13 @@ class ModelSpec(RunSpec):
         help=f"standard deviation of the smoothing noise; {STAGES} where CHECKPOINT is a TOML file "
         "of a cascade or a router (docs/cascades.md)",
     )
-    stages: tuple[Stage, ...] | None = setting(
+    stages: Any = setting(
         None,
-        kind=object,
         flag="",
         help="(model, sigma) of each stage of a cascade, in place of model and sigma",
     )
-    router: Stage | None = setting(
+    router: Any = setting(
         None,
-        kind=object,
         flag="",
         help="(model, sigma) of a router, which says for each image which of the stages decides",
     )
@@ -113,8 +108,7 @@ class ModelSpec(RunSpec):
         parse=str,
         metavar="NAME",
         records="arch_given",
-        help="architecture of a checkpoint that does not record it, such as a state_dict alone: "
-        "a name, or FILE.py:FUNCTION",
+        help="architecture of a checkpoint that does not record it, such as a state_dict alone",
     )
     weights: str | None = setting(
         None,
@@ -173,16 +167,14 @@ class ModelSpec(RunSpec):
         self._read_stages()
         for name in [stage.model for stage in self.classifiers]:
             for given in ("arch", "weights", "input_layer"):
-                fits = name.kind == CHECKPOINT or (given == "input_layer" and name.is_network)
+                fits = name.kind == CHECKPOINT or (given == "input_layer" and name.kind == LIBRARY)
                 if getattr(self, given) is not None and not fits:
                     who, flag = "a module" if name.kind == MODULE else name, given.replace("_", "-")
                     raise UsageError(f"--{flag} is for checkpoints: leave it out for {who}")
-            if not (self.pretrained or name.is_network):
+            if not self.pretrained and name.kind != LIBRARY:
                 raise UsageError(
                     "--no-pretrained is for networks by name, like timm:resnet18: leave it out"
                 )
-        if self.arch is not None:
-            self._set(arch=plugins.registered(self.arch))
         if self.timestep is not None and not str(self.denoiser).startswith(DIFFUSION_MODELS):
             raise UsageError(
                 "--timestep is for a diffusion model, --denoiser openai:FILE or diffusers:FOLDER"
@@ -198,16 +190,21 @@ class ModelSpec(RunSpec):
         elif isinstance(self.sigma, str):
             stages, router, threshold = read_stages(self.model.source)
             self._set(stages=stages, router=router, threshold=self.threshold or threshold)
-        if self.threshold is not None and self.kind != "cascade":
-            raise UsageError("--threshold is for cascades: leave it out")
-        if self.stages is None:
-            if self.router is not None:
-                raise UsageError("router: found one without stages: give stages, too")
-            return
-        if self.denoiser is not None:
-            raise UsageError(f"--denoiser is for one sigma: leave it out for a {self.kind}")
-        self._set(sigma=max(stage.sigma for stage in self.classifiers))
-        if self.router is None and self.threshold is None:
+        faults = {
+            "--threshold is for cascades: leave it out": (
+                self.threshold is not None and self.kind != "cascade"
+            ),
+            "router: found one without stages: give stages, too": (
+                self.router is not None and self.stages is None
+            ),
+            f"--denoiser is for one sigma: leave it out for a {self.kind}": (
+                self.denoiser is not None and self.kind
+            ),
+        }
+        refuse_any(faults, UsageError)
+        if self.kind:
+            self._set(sigma=max(stage.sigma for stage in self.classifiers))
+        if self.kind == "cascade" and self.threshold is None:
             self._set(threshold=DEFAULT_THRESHOLD)
 
     @property

@@ -16,7 +16,7 @@ from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
 
 import torch
 from torch import nn
@@ -31,6 +31,7 @@ from smoothadv.objectives.policy import DataPolicy as DataPolicy
 
 _NOTHING = torch.empty(0)
 Some = TypeVar("Some", bound="Batch")
+TeacherUse = Literal["", "logits", "votes", "drops", "accuracy"]
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,11 @@ class Objective(Checked, ABC):
     """The parts of the loss that ``criterion`` returns, for the log."""
     UNIFORMS: ClassVar[str] = ""
     """The loss needs a uniform random number for each "image", for each "copy" of it, or none."""
-    TEACHER: ClassVar[str] = ""
-    """What a frozen teacher supplies: "logits", "votes" on the training images, or nothing. It may
-    be missing with "drops", of the images that its votes leave out, and "accuracy", for the log."""
+    TEACHER: ClassVar[TeacherUse] = ""
+    """What a frozen teacher is for. "": there is none. It must be there for its "logits", or for
+    its "votes" on the training images. It may be there to say by its votes which training images
+    are left out ("drops"), or for the "accuracy" in the log.
+    """
     DENOISES: ClassVar[bool] = False
     """Whether the model is a denoiser, and the teacher the classifier behind it."""
     BY_NOISE: ClassVar[Mapping[str, Mapping[float, Any]]] = {}

@@ -1,6 +1,5 @@
 """What several objectives have: noisy copies, SmoothAdv's attack, and a weight."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +43,7 @@ class AttackedObjective(Objective):
     is attacked (Madry et al., 2018).
     """
 
-    attack: GradientAttack | None = setting(kind=Callable)
+    attack: GradientAttack | None = setting()
     noise_sd: float = setting(
         flag="--noise",
         parse=noise_level,

@@ -3,7 +3,6 @@ shall agree.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +26,7 @@ class Consistency(AttackedObjective):
 
     TERMS = ("cross_entropy", "divergence", "entropy")
     BY_NOISE = {"regularization": {0.25: 20.0, 0.5: 10.0, 1.0: 10.0}}
-    attack: GradientAttack | None = setting(None, kind=Callable, kw_only=True)
+    attack: GradientAttack | None = setting(None, kw_only=True)
     num_noise_vec: int = setting(2, parse=positive_int, help="m, the noise draws per image")
     regularization: float = weight()
     eta: float = setting(

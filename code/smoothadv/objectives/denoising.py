@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from smoothadv.base.registry import Registry
 from smoothadv.base.settings import positive_noise_level, setting
-from smoothadv.objectives import Batch, BatchLoss, Objective
+from smoothadv.objectives import Batch, BatchLoss, Objective, TeacherUse
 
 DENOISING: Registry[type[Objective]] = Registry("objective of denoisers")
 
@@ -26,7 +26,7 @@ class Denoising(Objective):
     """A loss of D(x + noise), of one noisy copy of each image."""
 
     DENOISES: ClassVar[bool] = True
-    TEACHER: ClassVar[str] = "accuracy"
+    TEACHER: ClassVar[TeacherUse] = "accuracy"
     noise_sd: float = setting(
         flag="--noise",
         parse=positive_noise_level,

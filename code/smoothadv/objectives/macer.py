@@ -2,7 +2,6 @@
 correctly.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +30,7 @@ class Macer(AttackedObjective):
 
     TERMS = ("cross_entropy", "hinge")
     BY_NOISE = {"regularization": {0.25: 12.0, 0.5: 6.0, 1.0: 12.0}}
-    attack: GradientAttack | None = setting(None, kind=Callable, kw_only=True)
+    attack: GradientAttack | None = setting(None, kw_only=True)
     num_noise_vec: int = setting(16, parse=positive_int, help="k, the noise draws per image")
     regularization: float = weight()
     lambda_from_epoch: int = setting(

@@ -2,7 +2,6 @@
 noisy images.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -23,7 +22,7 @@ class SmoothAdv(AttackedObjective):
     its "Vanilla PGD".
     """
 
-    attack: GradientAttack = setting(kind=Callable)
+    attack: GradientAttack = setting()
     train_first_copy: bool = setting(
         False,
         help="train on the first of the m copies only, as the released code does without "

@@ -11,8 +11,8 @@ from typing import Any
 
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.files import read_json
+from smoothadv.records.manifests import CERTIFICATION_COLUMNS as CERTIFICATION_COLUMNS
 from smoothadv.records.manifests import images_of, manifest_fault
-from smoothadv.statistics import COUNT_COLUMNS
 
 CHECKPOINT = "checkpoint.pth.tar"
 TRAINING_LOG = "log.txt"
@@ -25,8 +25,6 @@ MODEL = ("module_sha256", "checkpoint_sha256")
 
 EXAMPLE_COLUMNS = ("idx", "label", "predict", "correct")
 """The columns of every log with a row per example, also of the released logs."""
-CERTIFICATION_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time", *COUNT_COLUMNS)
-"""The first six are the columns of released logs. The procedure's columns follow these."""
 PREDICTION_COLUMNS = ("idx", "label", "predict", "basePredict", "correct", "time")
 
 

@@ -9,16 +9,13 @@ and an abstention may have no radius or a negative one.
 """
 
 import csv
-import math
 import re
-import zipfile
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.lib import format as npy
 
 from smoothadv.base.errors import UserError, counted, escape, first_line
 from smoothadv.base.settings import refuse_any
@@ -28,9 +25,8 @@ from smoothadv.records.manifests import (
     certification_columns,
     images_of,
     log_fault,
-    prediction_checks,
-    row_checks,
 )
+from smoothadv.records.rows import prediction_checks, row_checks
 from smoothadv.statistics import COUNT_COLUMNS
 
 if TYPE_CHECKING:
@@ -62,7 +58,6 @@ _NUMERIC = {
 # A field as a message may repeat it: not all of it, and a digit that only looks like one is told
 # from one.
 _brief = partial(escape, most=40, plain=True)
-_LARGE = ("image.npy", "adversarial.npy")
 _NOT_OF_LOGS = {".png", ".pdf", ".svg", ".html", ".tex", ".md", ".csv", ".json"}
 _TRAINING = ("epoch", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
 _PERCENT = {"trainacc": "train_accuracy", "testacc": "test_accuracy"}
@@ -396,40 +391,21 @@ def read_examples(path: str | Path, rows: Sequence[int] | None = None) -> dict[s
     Rows that it lacks are left out. UserError where it is missing, damaged or something else.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            read = {
-                name: _read_array(archive, name, rows if name in _LARGE else None)
-                for name in archive.namelist()
-            }
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
     except Exception as error:  # a damaged file can raise nearly anything
         raise UserError(
             f"{path} cannot be read as adversarial examples: {first_line(error)}"
         ) from error
-    arrays = {name.removesuffix(".npy"): array for name, (array, _) in read.items()}
     idx, image, adversarial = (
         arrays.get(name, np.empty(())) for name in ("idx", "image", "adversarial")
     )
     is_whole = idx.ndim == 1 and idx.dtype.kind == "i" and image.ndim == 4
     are_alike = image.shape == adversarial.shape and image.dtype == adversarial.dtype == np.float32
-    if not is_whole or not are_alike or {count for _, count in read.values()} != {len(idx)}:
+    if not is_whole or not are_alike or {len(each) for each in arrays.values()} != {len(idx)}:
         raise UserError(
             f"{path} holds no adversarial examples: idx [N], image and adversarial [N, C, H, W] "
             "are missing"
         )
-    return arrays
-
-
-def _read_array(
-    archive: zipfile.ZipFile, name: str, rows: Sequence[int] | None
-) -> tuple[np.ndarray, int]:
-    """The array in a member, or these ``rows`` of it; and how many rows the member has."""
-    with archive.open(name) as member:
-        npy.read_magic(member)
-        shape, is_fortran, dtype = npy.read_array_header_1_0(member)
-        if is_fortran or not shape:
-            raise ValueError("an array of another kind")
-        size, start, parts = dtype.itemsize * math.prod(shape[1:]), member.tell(), []
-        for row in range(shape[0]) if rows is None else (row for row in rows if row < shape[0]):
-            member.seek(start + row * size)
-            parts.append(member.read(size))
-    return np.frombuffer(b"".join(parts), dtype).reshape(len(parts), *shape[1:]), shape[0]
+    chosen = [row for row in range(len(idx)) if rows is None or row in rows]
+    return arrays | {"image": image[chosen], "adversarial": adversarial[chosen]}

@@ -2,12 +2,11 @@
 
 A procedure sees the classifier only through the votes that it requests, so that the caller may pack
 the draws of several images into one batch. To add a procedure, add one file that registers it in
-``PROCEDURES``. Readers check the rows of the procedures in ``records.manifests.METHODS``, which has
-what they record; scripts/verify_log.py has the same list and recomputes their radii.
+``PROCEDURES``; ``records.rows`` has the rules for the rows of logs. Nothing here reads or writes a
+file: what takes long to compute, ``error_spending.rows_of`` may keep.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -33,6 +32,14 @@ COUNT_COLUMNS = ("successes", "trials")
 """What logs call the counts of every certificate: successes of trials estimation draws voted for
 the selected class.
 """
+SAMPLES, LEVEL, LOOKS, LABEL_AWARE = "samples", "level", "looks", "label_aware"
+"""Columns of procedures that look several times. SAMPLES counts all draws, LEVEL is the number of
+the largest radius that was certified (-1: none), LOOKS counts the looks; LABEL_AWARE is 1 where the
+class selected was not the label. successes and trials are the counts at the look that certified the
+radius: later looks, for a larger radius, may have a smaller share of successes."""
+TABLES = "tables_sha256"
+"""The setting that has the digest of the tables of a procedure that looks several times."""
+_OF_NOISE = ("smoothing", "noise_distances")
 ABSTAIN = -1
 """The class that stands for "no statement" in results and logs."""
 
@@ -79,16 +86,6 @@ class Certificate:
     trials: int
     details: Mapping[str, int] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls, candidate: int, radius: float | None, votes: np.ndarray, details: Mapping[str, int]
-    ) -> "Certificate":
-        """That of a class with this radius, by ``votes`` [K]; an abstention where it is negative or
-        None.
-        """
-        statement = (ABSTAIN, 0.0) if radius is None or radius < 0 else (candidate, radius)
-        return cls(*statement, int(votes[candidate]), int(votes.sum()), details)
-
 
 @dataclass(frozen=True)
 class Looked:
@@ -100,6 +97,22 @@ class Looked:
     votes: np.ndarray
     drawn: int = 0
     looks: int = 0
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A bound of a certificate: the ``test`` that decides it, of the class that was ``chosen`` by
+    the ``selection``, votes [K] of the classifier of this ``stage``.
+    """
+
+    test: Any
+    chosen: int
+    selection: np.ndarray
+    stage: int = 0
+
+
+Selected = tuple[Bound, list[Bound], int]
+Votes = Mapping[int, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -120,11 +133,11 @@ class Smoothing(Checked):
 
 
 @dataclass(frozen=True)
-class Procedure(Checked, ABC):
+class Procedure(Checked):
     """A certification procedure with its settings: ``PROCEDURES[name](smoothing, **settings)``.
 
     A subclass is a frozen dataclass; the fields that ``settings.setting`` makes become options of
-    certify.
+    certify. It has either a ``run`` of its own, or ``decide``, which tests the bound on one class.
 
     Formal guarantee: the probability, over the draws, of returning a class and a radius such that
     the smoothed classifier is not that class throughout the closed ball of that radius is at most
@@ -147,11 +160,6 @@ class Procedure(Checked, ABC):
     more.
     """
     smoothing: Smoothing
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "votes" in vars(cls):
-            raise SettingError(f"{cls.__name__}: found a method votes(label), call it run(label)")
 
     @classmethod
     def least_draws(cls, alpha: float) -> int | None:
@@ -205,14 +213,19 @@ class Procedure(Checked, ABC):
         """The radius that the counts in a ``row`` of a log certify; None if they certify none."""
         return self.radius_from(row, {**vars(self.smoothing), **vars(self)})
 
-    def largest(self, most: float) -> float | None:
-        """What is certified where bounds show a radius of ``most``; None if that is negative."""
-        return None if most < 0 else most
-
     def record(self) -> dict[str, Any]:
         """The procedure's part of the settings that a log records: all that decides its numbers."""
-        fields = settings_record(self)
-        return {name: fields[name] for name in fields if name not in ("name", "smoothing")}
+        return {
+            name: settings_record(getattr(self, name))
+            for name in self.recorded_names()
+            if name != TABLES
+        }
+
+    @classmethod
+    def recorded_names(cls) -> tuple[str, ...]:
+        """The names of the settings that ``record`` has."""
+        names = [each.name for each in fields(cls) if each.name not in _OF_NOISE]
+        return (*names, TABLES) if cls.on_grid else (*names,)
 
     @property
     def classifiers(self) -> int:
@@ -236,13 +249,61 @@ class Procedure(Checked, ABC):
             except StopIteration as end:
                 return None if end.value.prediction == ABSTAIN else float(end.value.radius)
 
-    @abstractmethod
     def run(self, label: int) -> Voting:
         """Certify one input, whose true class is ``label`` (negative: unknown).
 
         The label may decide which class the statement is about, or, in benchmarks, that none is
         needed.
         """
+        own, bounds, drawn = yield from self.selected(label)
+        is_skipped, looks = self.skips(own.chosen, label), 0
+        radius = -1.0 if is_skipped else math.inf
+        votes = {each.stage: np.zeros_like(each.selection) for each in bounds}
+        for each in bounds:
+            if radius >= 0:  # each bound is decided up to the radius that those before it left
+                looked = yield from each.test.decide(
+                    each.selection, each.chosen, radius, each.stage
+                )
+                votes[each.stage], radius = looked.votes, min(radius, looked.radius)
+                drawn, looks = drawn + looked.drawn, looks + looked.looks
+        known = {SAMPLES: drawn, LOOKS: looks, LABEL_AWARE: int(is_skipped)}
+        known |= self.details(own, votes, radius)
+        certified = self.largest(radius)
+        return Certificate(
+            prediction=ABSTAIN if certified is None else own.chosen,
+            radius=certified or 0.0,
+            successes=int(votes[own.stage][own.chosen]),
+            trials=int(votes[own.stage].sum()),
+            details={name: known.get(name, 0) for name in self.columns},
+        )
+
+    def selected(self, label: int) -> Generator[Draws, np.ndarray, Selected]:
+        """Draw n0 votes, which select a class. Returns the bound on it, all bounds of a certificate
+        in the order in which they are decided, and the number of draws.
+        """
+        selection = yield Draws(self.smoothing.n0)
+        own = Bound(self, self.candidate(selection, label), selection)
+        return own, [own], self.smoothing.n0
+
+    def candidate(self, selection: np.ndarray, label: int) -> int:
+        """The class that the statement is about, by the votes [K] of the selection; the smallest
+        class among ties.
+        """
+        return int(selection.argmax())
+
+    def skips(self, candidate: int, label: int) -> bool:
+        """Whether an input is given up where this class was selected."""
+        return False
+
+    def details(self, own: Bound, votes: Votes, radius: float) -> dict[str, int]:
+        """The further ``columns``, 0 where they are not named, of a certificate whose bounds show a
+        ``radius``, negative if none; ``votes`` [K] by stage, at the look that decided.
+        """
+        return {}
+
+    def largest(self, radius: float) -> float | None:
+        """What is certified where bounds show a ``radius``; None if that is negative."""
+        return None if radius < 0 else radius
 
 
 @dataclass(frozen=True)
@@ -255,29 +316,17 @@ class FixedSample(Procedure):
 
     fixed_sample: ClassVar[bool] = True
 
-    def candidate(self, selection: np.ndarray, label: int) -> int:
-        """The class that the statement is about, by the votes [K] of the selection; the smallest
-        class among ties.
-        """
-        return int(selection.argmax())
-
     def rivals(self, votes: np.ndarray, candidate: int) -> list[int]:
         """The counts of other classes that the radius depends on, one for each of ``columns``."""
         return []
 
-    def run(self, label: int) -> Voting:
-        selection = yield Draws(self.smoothing.n0)
-        candidate = self.candidate(selection, label)
-        looked = yield from self.decide(selection, candidate)
-        details = dict(zip(self.columns, self.rivals(looked.votes, candidate)))
-        return Certificate.of(candidate, looked.radius, looked.votes, details)
+    def details(self, own: Bound, votes: Votes, radius: float) -> dict[str, int]:
+        return dict(zip(self.columns, self.rivals(votes[0], own.chosen)))
 
     def decide(
-        self, selection: np.ndarray, candidate: int, most: float = math.inf, stage: int = 0
+        self, selection: np.ndarray, candidate: int, most: float, stage: int
     ) -> Generator[Draws, np.ndarray, Looked]:
-        """Look once, at the votes of n fresh draws of a stage; ``selection`` and ``most`` are for
-        procedures that look more than once.
-        """
+        """Look once, at the votes of n fresh draws, whatever the selection and ``most``."""
         n, settings = self.smoothing.n, {**vars(self.smoothing), **vars(self)}
         columns, reached = self.counts(settings), np.zeros_like(selection)
 

@@ -5,19 +5,19 @@ level alpha.
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from smoothadv.base.files import digest
 from smoothadv.base.settings import setting
 from smoothadv.statistics import PROCEDURES
 from smoothadv.statistics.error_spending import (
+    efficacy_table,
     futility_table,
     look_schedule,
     success_upper_bound,
 )
-from smoothadv.statistics.on_grid import GridProcedure, cached_tables
+from smoothadv.statistics.on_grid import GridProcedure
 
 LADDER = 100
 """Steps of the fine grid per sigma."""
@@ -61,36 +61,26 @@ class Adaptive(GridProcedure):
         return float(self._grid[row]) if row >= 0 else -1.0
 
     def is_futile(self, votes: np.ndarray, candidate: int, look: int, following: float) -> bool:
-        row, successes = (
-            int(np.searchsorted(self._grid, following)),
-            self.successes(votes, candidate),
-        )
+        row = int(np.searchsorted(self._grid, following))
+        successes = self.successes(votes, candidate)
         last = int(self._efficacy[row, -1])
+        n = self.smoothing.n
         if look < 0:
-            return bool(
-                self.smoothing.n * success_upper_bound(successes, self.smoothing.n0, _GAMMA) < last
-            )
-        return last > self.smoothing.n or successes <= self._futility[row, look]
+            return bool(n * success_upper_bound(successes, self.smoothing.n0, _GAMMA) < last)
+        return last > n or successes <= self._futility[row, look]
 
-    def record(self) -> dict[str, Any]:
-        return {
-            **super().record(),
-            "tables_sha256": digest([self.looks, self._efficacy, self._futility]),
-        }
+    @property
+    def tables(self) -> list[np.ndarray]:
+        return [self.looks, self._efficacy, self._futility]
 
     @cached_property
     def _grid(self) -> np.ndarray:
         """All radii with a row, ascending, as float64."""
         radii = set(self.radii)
         if self.ladder:
-            sigma = self.smoothing.sigma
+            sigma, per_success = self.smoothing.sigma, -math.log(self.smoothing.alpha)
             # n_max successes in a row reject no p beyond alpha^(1 / n_max).
-            top = (
-                math.sqrt(
-                    2 * math.log(max(2.0, self.smoothing.n / -math.log(self.smoothing.alpha)))
-                )
-                + 1
-            )
+            top = math.sqrt(2 * math.log(max(2.0, self.smoothing.n / per_success))) + 1
             radii |= {sigma * step / LADDER for step in range(math.ceil(top * LADDER))}
         return np.array(sorted(radii))
 
@@ -99,9 +89,8 @@ class Adaptive(GridProcedure):
         """The fewest votes that reject each hypothesis at each look: int64 [J, L]; rows are those
         of ``_grid``.
         """
-        return cached_tables(
-            [[*map(self.null, self._grid)]], self.looks, [self.smoothing.alpha], _EARLY
-        )[0]
+        nulls = [*map(self.null, self._grid)]
+        return efficacy_table(nulls, self.looks, self.smoothing.alpha, _EARLY)
 
     @cached_property
     def _futility(self) -> np.ndarray:

@@ -309,7 +309,6 @@ def binomial_interval(successes: int, trials: int, confidence: float) -> tuple[f
     return low, 1 - lower_confidence_bound(trials - successes, trials, tail)
 
 
-@within_ranges
 def _distance_quantile(noise_distance: float) -> float:
     """An upper bound on Phi^-1(1/2 + d) for a small distance d."""
     # Phi^-1 is convex above 1/2, where it starts with slope sqrt(2 pi): 1 % covers its curvature up

@@ -28,7 +28,6 @@ probable rival, and only its bound has to hold (as for ``two-sided``). Other bou
 smaller; neither do they matter by stopping early, nor need the stages' draws be independent.
 """
 
-import math
 from abc import abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,16 +37,17 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from scipy import special
 
-from smoothadv.base.files import digest
 from smoothadv.base.settings import SettingError, a_threshold, checked, positive_float, setting
 from smoothadv.statistics import (
     COUNT_COLUMNS,
     PROCEDURES,
-    Certificate,
+    TABLES,
+    Bound,
     Draws,
     Procedure,
+    Selected,
     Smoothing,
-    Voting,
+    Votes,
     a_distance,
 )
 from smoothadv.statistics.adaptive import Adaptive
@@ -56,7 +56,7 @@ from smoothadv.statistics.bounds import (
     radius_probability,
     threshold_radius,
 )
-from smoothadv.statistics.on_grid import Bound, GridProcedure, OnGrid, decided
+from smoothadv.statistics.on_grid import GridProcedure, OnGrid
 from smoothadv.statistics.prediction import predict_from_votes
 from smoothadv.statistics.ranges import within_ranges
 from smoothadv.statistics.sequential import Sequential
@@ -83,8 +83,8 @@ class StagedProcedure(Procedure):
     """
 
     alpha_share: float = setting(**SHARE)
-    sigmas: tuple[float, ...] = setting((), parse=positive_float, many="*", kw_only=True)
-    noise_distances: tuple[float, ...] = setting((), parse=a_distance, many="*", kw_only=True)
+    sigmas: tuple[float, ...] = setting((), parse=positive_float, kw_only=True)
+    noise_distances: tuple[float, ...] = setting((), parse=a_distance, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,20 +104,6 @@ class StagedProcedure(Procedure):
     def classifiers(self) -> int:
         return len(self.sigmas)
 
-    def record(self) -> dict[str, Any]:
-        record = super().record()
-        del record["noise_distances"]
-        if isinstance(self, OnGrid):
-            tables = [each.record()["tables_sha256"] for each in self.bounds.values()]
-            record["tables_sha256"] = digest(tables)
-        return record
-
-    @classmethod
-    def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
-        if not cls.fixed_sample:
-            return super().radius_from(counts, settings)
-        return cls.recorded({**settings, "N0": 1, "N": counts["trials"]}).shown(counts)
-
     @property
     @abstractmethod
     def bounds(self) -> Mapping[Any, Test]:
@@ -125,22 +111,7 @@ class StagedProcedure(Procedure):
 
     def two_sided(self, own: Smoothing) -> Test:
         """The test of a class of one classifier, with a bound on its rivals."""
-        if isinstance(self, OnGrid):
-            return Sequential(own, self.radii, alpha_share=self.alpha_share)
         return TwoSided(own, self.alpha_share)
-
-    def decided(
-        self, bounds: Sequence[Bound], is_wrong: bool, drawn: int
-    ) -> Generator[Draws, np.ndarray, tuple[float | None, dict[int, np.ndarray], dict[str, int]]]:
-        """As ``on_grid.decided``, after so many draws of a selection, which chose a class that
-        ``is_wrong`` or not; returns what is certified, the votes [K] of each stage, and what a log
-        has in the columns of a grid.
-        """
-        skipped = isinstance(self, OnGrid) and self.label_aware and is_wrong
-        most, votes, more, looks = yield from decided(bounds, -1.0 if skipped else math.inf)
-        if isinstance(self, OnGrid):
-            return self.largest(most), votes, self.details(most, skipped, drawn + more, looks)
-        return self.largest(most), votes, {}
 
     @property
     def smoothings(self) -> list[Smoothing]:
@@ -152,6 +123,24 @@ class StagedProcedure(Procedure):
 
 
 @dataclass(frozen=True)
+class StagedOnGrid(StagedProcedure, OnGrid):
+    """What certificates of several smoothed classifiers share where each test looks several times
+    at the votes.
+    """
+
+    @property
+    def tables(self) -> list[bytes]:
+        return [each.record()[TABLES].encode() for each in self.bounds.values()]
+
+    def two_sided(self, own: Smoothing) -> Test:
+        return Sequential(own, self.radii, alpha_share=self.alpha_share)
+
+    def largest(self, radius: float) -> float | None:
+        """The largest radius of the grid that is no larger; None if there is none."""
+        return max((each for each in self.radii if each <= radius), default=None)
+
+
+@dataclass(frozen=True)
 class CascadeProcedure(StagedProcedure):
     """What the certificates of a cascade share: the threshold, and the choice of class and
     stage.
@@ -160,16 +149,24 @@ class CascadeProcedure(StagedProcedure):
     certificate: ClassVar[str] = "cascade"
     threshold: float = setting(DEFAULT_THRESHOLD, parse=a_threshold)
 
-    def selected(self) -> Generator[Draws, np.ndarray, tuple[int, int, list[np.ndarray]]]:
-        """Draws n0 votes of each stage; returns the class, the number of the stage whose
-        certificate promises the largest radius, from 0, and the votes [K] of each stage.
+    def selected(self, label: int) -> Generator[Draws, np.ndarray, Selected]:
+        """Draw n0 votes of each stage, which select the stage whose certificate promises the
+        largest radius, and its class.
         """
         votes = []
         for stage in range(len(self.sigmas)):
             votes.append((yield Draws(self.smoothing.n0, stage=stage)))
-        promised = [min(self.promised(votes, stage)) for stage in range(len(votes))]
-        stage = int(np.argmax(promised))
-        return int(votes[stage].argmax()), stage, votes
+        promised = [self.promised(votes, stage) for stage in range(len(votes))]
+        last = int(np.argmax([min(radii) for radii in promised]))
+        candidate = int(votes[last].argmax())
+        bounds = [
+            Bound(self.bounds[stage, stage < last], candidate, votes[stage], stage)
+            for stage in range(last + 1)
+        ]
+        own = bounds[last]
+        if self.on_grid:  # what decides soonest first
+            bounds.sort(key=lambda bound: promised[last][bound.stage])
+        return own, bounds, len(votes) * self.smoothing.n0
 
     def promised(self, votes: Sequence[np.ndarray], stage: int) -> list[float]:
         """The radii that the bounds of a certificate of this stage have, in the order of stages, if
@@ -200,8 +197,6 @@ class CascadeProcedure(StagedProcedure):
         """The test of whether a probability exceeds a threshold: that of the class, or that of all
         classes but the strongest rival.
         """
-        if isinstance(self, OnGrid):
-            return _ExceedingOnGrid(own, self.radii, threshold=threshold, of_others=of_others)
         return _Exceeding(own, threshold=threshold, of_others=of_others)
 
     @classmethod
@@ -219,24 +214,12 @@ class CascadeProcedure(StagedProcedure):
             radii.append(bound.certified_by(own, rival, trials))
         return self.largest(min(radii))
 
-    def run(self, label: int) -> Voting:
-        candidate, last, selection = yield from self.selected()
-        order, promised = [*range(last + 1)], self.promised(selection, last)
-        if self.on_grid:  # what decides soonest first
-            order.sort(key=lambda stage: promised[stage])
-        bounds = [
-            Bound(self.bounds[stage, stage < last], candidate, selection[stage], stage)
-            for stage in order
-        ]
-        drawn = len(selection) * self.smoothing.n0
-        radius, votes, known = yield from self.decided(bounds, candidate != label, drawn)
-        known |= {STAGE: last + 1}
+    def details(self, own: Bound, votes: Votes, radius: float) -> dict[str, int]:
+        known = {**super().details(own, votes, radius), STAGE: own.stage + 1}
         for stage, counts in votes.items():
-            known[RIVAL_AT.format(stage + 1)] = strongest_rival(counts, candidate)
+            known[RIVAL_AT.format(stage + 1)] = strongest_rival(counts, own.chosen)
             known[DRAWN_AT.format(stage + 1)] = int(counts.sum())
-        return Certificate.of(
-            candidate, radius, votes[last], {name: known.get(name, 0) for name in self.columns}
-        )
+        return known
 
 
 @PROCEDURES.register("cascade")
@@ -294,7 +277,7 @@ class _ExceedingOnGrid(Adaptive):
 
 @PROCEDURES.register("sequential-cascade")
 @dataclass(frozen=True)
-class SequentialCascade(CascadeProcedure, OnGrid):
+class SequentialCascade(StagedOnGrid, CascadeProcedure):
     """Decide radii of a grid for a cascade of smoothed classifiers, with as many draws of each
     stage as its decision needs.
 
@@ -306,6 +289,9 @@ class SequentialCascade(CascadeProcedure, OnGrid):
     Formal guarantee: that of ``cascade``, however early the tests stop: a false statement needs one
     fixed test to reject one fixed row of its table, at the last stage one of two fixed rows.
     """
+
+    def exceeding(self, own: Smoothing, threshold: float, of_others: bool) -> Test:
+        return _ExceedingOnGrid(own, self.radii, threshold=threshold, of_others=of_others)
 
     @property
     def further_columns(self) -> tuple[str, ...]:

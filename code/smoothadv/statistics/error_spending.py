@@ -7,9 +7,10 @@ chapter 12). A row belongs to one null hypothesis p <= t; it is crossed if at so
 successes so far reach the row's boundary there.
 """
 
+import json
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 
 import numpy as np
@@ -25,10 +26,20 @@ _TAIL, _SLACK = 1e-17, 1e-12
 and rounding.
 """
 _NEAR_ONE = 1e-9
-watched: ContextVar[Callable[[Sequence[float]], Iterable[float]]] = ContextVar(
-    "watched", default=iter
+_VERSION = 4
+Row = Callable[[float], np.ndarray]
+
+
+def _rows(key: str, row: Row, nulls: Sequence[float]) -> list[np.ndarray]:
+    return [row(null) for null in nulls]
+
+
+rows_of: ContextVar[Callable[[str, Row, Sequence[float]], list[np.ndarray]]] = ContextVar(
+    "rows_of", default=_rows
 )
-"""What ``efficacy_table`` takes the rows from: commands set it to a bar that shows their number."""
+"""What computes the rows of tables, by a text that says all that decides them. A program may set
+it to a function that keeps them: ``base.tables.kept_rows``.
+"""
 
 
 @within_ranges
@@ -149,18 +160,14 @@ def futility_table(last_boundaries: np.ndarray, looks: np.ndarray, gamma: float)
     level ``gamma``; -1 where there is none. This spends no error: giving up early only loses
     certificates.
     """
-    hopeless, reaching = (
-        np.full((len(last_boundaries), len(looks)), -1),
-        np.tile(looks + 1, (len(last_boundaries), 1)),
-    )
+    hopeless = np.full((len(last_boundaries), len(looks)), -1)
+    reaching = np.tile(looks + 1, (len(last_boundaries), 1))
     while (reaching - hopeless > 1).any():
         middle = (hopeless + reaching) // 2
         at_best = middle + (looks[-1] - looks) * _success_upper_bound(middle, looks, gamma)
         reaches = at_best >= last_boundaries[:, None]
-        hopeless, reaching = (
-            np.where(reaches, hopeless, middle),
-            np.where(reaches, middle, reaching),
-        )
+        hopeless = np.where(reaches, hopeless, middle)
+        reaching = np.where(reaches, middle, reaching)
     return hopeless
 
 
@@ -201,7 +208,6 @@ def predictive_quantile(successes: int, n: int, n_max: int, chance: float) -> fl
     )
 
 
-@within_ranges
 def _check_draws(n: int, n_max: int, successes: int = 0) -> None:
     if not successes <= n <= n_max:
         raise SettingError(f"n: found {n}, expected from {successes} successes to n_max, {n_max}")
@@ -218,6 +224,7 @@ def success_upper_bound(successes: ArrayLike, trials: ArrayLike, gamma: float) -
 
 
 def _success_upper_bound(successes: ArrayLike, trials: ArrayLike, gamma: float) -> np.ndarray:
+    """As above, also of -1 successes."""
     misses = np.subtract(trials, successes)
     return np.where(misses == 0, 1.0, special.betainccinv(np.add(successes, 1), misses, gamma))
 
@@ -233,6 +240,8 @@ def efficacy_table(
     <= t rejects every smaller t. Raising boundaries can only lower a row's level.
     """
     allowance = [spending(int(n), int(looks[-1]), alpha, early) for n in looks]
-    each = [efficacy_row(t, looks, allowance) for t in watched.get()(nulls)]
-    rows = np.array(each, dtype=np.int64)
-    return np.maximum.accumulate(rows.reshape(len(nulls), len(looks)), axis=0)
+    key = json.dumps([_VERSION, [*nulls], looks.tolist(), allowance])
+    rows = rows_of.get()(key, lambda null: efficacy_row(null, looks, allowance), nulls)
+    return np.maximum.accumulate(
+        np.array(rows, dtype=np.int64).reshape(len(nulls), len(looks)), axis=0
+    )

@@ -1,64 +1,34 @@
 """Procedures that decide, at several looks at the votes, which radii of a grid are certified."""
 
-import io
-import json
-import math
+import hashlib
 from abc import abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from smoothadv.base.files import cached, digest
 from smoothadv.base.settings import non_negative_float, setting
-from smoothadv.statistics import Certificate, Draws, FixedSample, Looked, Procedure, Voting
+from smoothadv.statistics import (
+    LABEL_AWARE,
+    LEVEL,
+    LOOKS,
+    SAMPLES,
+    TABLES,
+    Bound,
+    Draws,
+    Looked,
+    Procedure,
+    Votes,
+)
 from smoothadv.statistics.bounds import radius_probability
-from smoothadv.statistics.error_spending import efficacy_table
 from smoothadv.statistics.two_sided import RIVAL, strongest_rival
 
 PAPER_RADII = tuple(0.25 * step for step in range(10))
 """0 and the columns of the paper's CIFAR-10 tables."""
 SMALLEST_ALPHA = 1e-9
 """Each look reserves an error of 1e-12 against rounding, which would use up a smaller alpha."""
-_VERSION = 3  # of the tables in the cache
-GRID_COLUMNS = ("samples", "level", "looks")
-LABEL_AWARE = "label_aware"
-"""Columns of a log. samples counts all draws, level is the number of the largest radius that was
-certified (-1: none), looks counts the looks; LABEL_AWARE is 1 where the class selected was not the
-label. successes and trials are the counts at the look that certified the radius: later looks, for a
-larger radius, may have a smaller share of successes."""
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A bound of a certificate: the ``test`` that decides it, of the class that was ``chosen`` by
-    the ``selection``, votes [K] of the classifier of this ``stage``.
-    """
-
-    test: "FixedSample | GridProcedure"
-    chosen: int
-    selection: np.ndarray
-    stage: int = 0
-
-
-def decided(
-    bounds: Sequence[Bound], most: float
-) -> Generator[Draws, np.ndarray, tuple[float, dict[int, np.ndarray], int, int]]:
-    """Decides ``bounds`` one after the other, each up to the radius that is left, which is ``most``
-    at first; none if that is negative.
-
-    Returns the smallest radius, negative if none is certified; the votes [K] of each stage at the
-    look that decided; and the numbers of draws and looks.
-    """
-    drawn = looks = 0
-    votes = {each.stage: np.zeros_like(each.selection) for each in bounds}
-    for each in bounds:
-        if most >= 0:
-            looked = yield from each.test.decide(each.selection, each.chosen, most, each.stage)
-            votes[each.stage], most = looked.votes, min(most, looked.radius)
-            drawn, looks = drawn + looked.drawn, looks + looked.looks
-    return most, votes, drawn, looks
+GRID_COLUMNS = (SAMPLES, LEVEL, LOOKS)
 
 
 @dataclass(frozen=True)
@@ -72,7 +42,6 @@ class OnGrid(Procedure):
         help="l2 radii to decide, in addition to 0 (default: the columns of the paper's tables for "
         "the dataset)",
         parse=non_negative_float,
-        many=True,
     )
     label_aware: bool = setting(
         False,
@@ -91,9 +60,14 @@ class OnGrid(Procedure):
         # One order, one description: the same radii in another order are the same procedure.
         object.__setattr__(self, "radii", tuple(sorted({0.0, *map(float, radii)})))
 
-    def largest(self, most: float) -> float | None:
-        """The largest radius of the grid up to ``most``; None if there is none."""
-        return max((radius for radius in self.radii if radius <= most), default=None)
+    def record(self) -> dict[str, Any]:
+        digest = hashlib.sha256(b"".join(map(bytes, self.tables)))
+        return {**super().record(), TABLES: digest.hexdigest()}
+
+    @property
+    @abstractmethod
+    def tables(self) -> Sequence[Any]:
+        """The bytes, or contiguous arrays, that decide the numbers besides the settings."""
 
     @property
     @abstractmethod
@@ -104,13 +78,12 @@ class OnGrid(Procedure):
     def columns(self) -> tuple[str, ...]:
         return (*GRID_COLUMNS, *self.further_columns, *((LABEL_AWARE,) if self.label_aware else ()))
 
-    def details(self, most: float, skipped: bool, drawn: int, looks: int) -> dict[str, int]:
-        """The ``columns`` of a log where bounds show a radius of ``most``; those of
-        ``further_columns`` are 0.
-        """
-        level = sum(radius <= most for radius in self.radii) - 1
-        known = {**dict(zip(GRID_COLUMNS, (drawn, level, looks))), LABEL_AWARE: int(skipped)}
-        return {name: known.get(name, 0) for name in self.columns}
+    def skips(self, candidate: int, label: int) -> bool:
+        return self.label_aware and candidate != label
+
+    def details(self, own: Bound, votes: Votes, radius: float) -> dict[str, int]:
+        level = sum(each <= radius for each in self.radii) - 1
+        return {**super().details(own, votes, radius), LEVEL: level}
 
 
 @dataclass(frozen=True)
@@ -167,20 +140,12 @@ class GridProcedure(OnGrid):
         parts = divmod(shared, max(1, rival))
         return self.certified(np.array([own, *[rival] * parts[0], parts[1]]), 0, look)
 
-    def run(self, label: int) -> Voting:
-        n0 = self.smoothing.n0
-        selection = yield Draws(n0)
-        candidate = int(selection.argmax())
-        skipped = self.label_aware and candidate != label
-        bounds = [Bound(self, candidate, selection)]
-        radius, votes, drawn, looks = yield from decided(bounds, -1.0 if skipped else math.inf)
-        details = self.details(radius, skipped, n0 + drawn, looks)
-        if RIVAL in details:
-            details[RIVAL] = strongest_rival(votes[0], candidate)
-        return Certificate.of(candidate, radius, votes[0], details)
+    def details(self, own: Bound, votes: Votes, radius: float) -> dict[str, int]:
+        rival = strongest_rival(votes[0], own.chosen)
+        return {**super().details(own, votes, radius), RIVAL: rival}
 
     def decide(
-        self, selection: np.ndarray, candidate: int, most: float = math.inf, stage: int = 0
+        self, selection: np.ndarray, candidate: int, most: float, stage: int
     ) -> Generator[Draws, np.ndarray, Looked]:
         """Look at the votes of fresh draws of a stage until the next radius up to ``most`` is
         certified for the candidate or out of reach; ``selection`` [K] are earlier votes.
@@ -201,22 +166,3 @@ class GridProcedure(OnGrid):
                 ):
                     break
         return Looked(best, deciding, drawn, looks)
-
-
-def cached_tables(
-    nulls: Sequence[Sequence[float]], looks: np.ndarray, levels: Sequence[float], early: float
-) -> list[np.ndarray]:
-    """The ``efficacy_table`` of each of ``nulls`` at its level, from this user's cache; missing or
-    damaged, built.
-    """
-
-    def built() -> bytes:
-        content = io.BytesIO()
-        tables = [efficacy_table(each, looks, level, early) for each, level in zip(nulls, levels)]
-        np.save(content, np.concatenate(tables))
-        return content.getvalue()
-
-    parameters = json.dumps([_VERSION, nulls, looks.tolist(), levels, early])
-    name = "tables-" + digest([parameters])[:32]
-    rows = np.load(io.BytesIO(cached(name, built)), allow_pickle=False)
-    return np.split(rows, np.cumsum([len(each) for each in nulls])[:-1])

@@ -15,14 +15,13 @@ that alpha is not divided (as in ``cascade``), and the draws need not be indepen
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 
 from smoothadv.base.settings import SettingError
-from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES, Certificate, Draws, Voting
-from smoothadv.statistics.cascade import STAGE, StagedProcedure, Test
-from smoothadv.statistics.on_grid import Bound, OnGrid
+from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES, Bound, Draws, Selected, Votes
+from smoothadv.statistics.cascade import STAGE, StagedOnGrid, StagedProcedure, Test
 from smoothadv.statistics.prediction import predict_from_votes
 from smoothadv.statistics.ranges import within_ranges
 from smoothadv.statistics.two_sided import RIVAL, strongest_rival
@@ -30,11 +29,6 @@ from smoothadv.statistics.two_sided import RIVAL, strongest_rival
 ROUTED, ROUTED_RIVAL, ROUTED_TRIALS = "router_successes", "router_rival", "router_trials"
 """Columns of a log: of the router's estimation draws, the count of the stage, the largest count of
 another stage, and all."""
-
-
-Chosen: TypeAlias = list[tuple[int, int, np.ndarray]]
-"""What the selection draws chose, first of the router, then of the stage that it chose: the number
-of the classifier, what is to be certified for it, and its votes [K]."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +43,17 @@ class RouterProcedure(StagedProcedure):
             expected = "those of two stages or more, and last the router's"
             raise SettingError(f"sigmas: found {self.sigmas}, expected {expected}")
 
-    def selected(self) -> Generator[Draws, np.ndarray, Chosen]:
-        """Draws n0 votes of the router and n0 votes of the stage that they choose."""
+    def selected(self, label: int) -> Generator[Draws, np.ndarray, Selected]:
+        """Draw n0 votes of the router, which select a stage, and n0 of it, which select a class."""
         router, n0 = len(self.sigmas) - 1, self.smoothing.n0
         routed = yield Draws(n0, stage=router)
         stage = int(routed.argmax())
         votes = yield Draws(n0, stage=stage)
-        return [(router, stage, routed), (stage, int(votes.argmax()), votes)]
+        own = Bound(self.bounds[stage], int(votes.argmax()), votes, stage)
+        bounds = [Bound(self.bounds[router], stage, routed, router), own]
+        if self.on_grid:  # what decides soonest first
+            bounds.sort(key=lambda one: self.sigmas[one.stage] * (one.selection.max() / n0 - 0.5))
+        return own, bounds, 2 * n0
 
     @cached_property
     def bounds(self) -> dict[int, Test]:
@@ -68,29 +66,16 @@ class RouterProcedure(StagedProcedure):
         stage, router = self.bounds[row[STAGE] - 1], self.bounds[len(self.sigmas) - 1]
         return self.largest(min(router.certified_by(*of_router), stage.certified_by(*of_stage)))
 
-    def run(self, label: int) -> Voting:
-        chosen = yield from self.selected()
-        bounds = [Bound(self.bounds[at], choice, votes, at) for at, choice, votes in chosen]
-        if self.on_grid:  # what decides soonest first
-            bounds.sort(
-                key=lambda one: (
-                    self.sigmas[one.stage] * (one.selection[one.chosen] / one.selection.sum() - 0.5)
-                )
-            )
-        (router, stage, _), (_, candidate, _) = chosen
-        radius, found, known = yield from self.decided(
-            bounds, candidate != label, 2 * self.smoothing.n0
-        )
-        known |= {
-            STAGE: stage + 1,
-            RIVAL: strongest_rival(found[stage], candidate),
-            ROUTED: int(found[router][stage]),
-            ROUTED_RIVAL: strongest_rival(found[router], stage),
-            ROUTED_TRIALS: int(found[router].sum()),
+    def details(self, own: Bound, votes: Votes, radius: float) -> dict[str, int]:
+        routed = votes[len(self.sigmas) - 1]
+        return {
+            **super().details(own, votes, radius),
+            STAGE: own.stage + 1,
+            RIVAL: strongest_rival(votes[own.stage], own.chosen),
+            ROUTED: int(routed[own.stage]),
+            ROUTED_RIVAL: strongest_rival(routed, own.stage),
+            ROUTED_TRIALS: int(routed.sum()),
         }
-        return Certificate.of(
-            candidate, radius, found[stage], {name: known[name] for name in self.columns}
-        )
 
 
 @PROCEDURES.register("router")
@@ -113,7 +98,7 @@ class Router(RouterProcedure):
 
 @PROCEDURES.register("sequential-router")
 @dataclass(frozen=True)
-class SequentialRouter(RouterProcedure, OnGrid):
+class SequentialRouter(StagedOnGrid, RouterProcedure):
     """Decide radii of a grid for a router and its stages, with as many draws of each as its
     decision needs.
 

@@ -6,16 +6,15 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from scipy import special
 
-from smoothadv.base.files import digest
 from smoothadv.base.settings import setting
 from smoothadv.statistics import PROCEDURES, error_spending
 from smoothadv.statistics.bounds import quantile_loss
-from smoothadv.statistics.on_grid import GridProcedure, cached_tables
+from smoothadv.statistics.on_grid import GridProcedure
 from smoothadv.statistics.two_sided import RIVAL, SHARE, check_share, strongest_rival
 
 STEPS = 50
@@ -57,11 +56,9 @@ class Sequential(GridProcedure):
         super().__post_init__()
         check_share(self.alpha_share, self.smoothing.alpha)
 
-    def record(self) -> dict[str, Any]:
-        return {
-            **super().record(),
-            "tables_sha256": digest([self.looks, *self._tables, np.array([_GAMMA, *_FUTILITY])]),
-        }
+    @property
+    def tables(self) -> list[np.ndarray]:
+        return [self.looks, *self._tables, np.array([_GAMMA, *_FUTILITY])]
 
     def certified(self, votes: np.ndarray, candidate: int, look: int) -> float:
         others = int(votes.sum()) - strongest_rival(votes, candidate)
@@ -75,17 +72,14 @@ class Sequential(GridProcedure):
         row = int(np.searchsorted(lower[:, look], successes, side="right")) - 1
         if row < 0:
             return -1.0
-        step, rival_step = (
-            int(steps[row]),
-            int(np.searchsorted(rival[:, look], not_rival, side="right")),
-        )
+        step = int(steps[row])
+        rival_step = int(np.searchsorted(rival[:, look], not_rival, side="right"))
         if rival_step <= step:
             return float(radii[row])
         loss = quantile_loss(step / STEPS, rival_step / STEPS, self.smoothing.noise_distance)
         # The margin of 1e-15 in each hypothesis exceeds the rounding of this radius.
-        both = (
-            self.smoothing.sigma * (step + rival_step) / (2 * STEPS) - self.smoothing.sigma * loss
-        )
+        sigma = self.smoothing.sigma
+        both = sigma * (step + rival_step) / (2 * STEPS) - sigma * loss
         return max(both, float(radii[row]))
 
     def is_futile(self, votes: np.ndarray, candidate: int, look: int, following: float) -> bool:
@@ -144,6 +138,10 @@ class Sequential(GridProcedure):
         """
         share, alpha = self.alpha_share, self.smoothing.alpha
         lattice = (self.smoothing.sigma * step / STEPS for step in range(1, self._top(1 - share)))
-        levels = share * alpha, (1 - share) * alpha
-        nulls = [[*map(self.null, radii)] for radii in (self._hypotheses[0], lattice)]
-        return cached_tables(nulls, self.looks, levels, _EARLY)
+        return [
+            error_spending.efficacy_table([*map(self.null, radii)], self.looks, level, _EARLY)
+            for radii, level in (
+                (self._hypotheses[0], share * alpha),
+                (lattice, (1 - share) * alpha),
+            )
+        ]

@@ -164,6 +164,20 @@ def read_grid(path: Path, most_models: int = MOST_MODELS) -> Grid:
     )
 
 
+def read_grids(paths: Sequence[Path], most_models: int = MOST_MODELS) -> list[Grid]:
+    """The grids in files, as ``read_grid``; UserError if two have the same folder."""
+    grids = [read_grid(path, most_models) for path in paths]
+    for first, second in itertools.combinations(grids, 2):
+        for kind in ("models", "logs"):
+            folder = getattr(second, kind)
+            if getattr(first, kind).resolve() == folder.resolve():
+                raise UserError(
+                    f"{first.path} and {second.path} have the same folder of {kind}, {folder}: "
+                    "name another in one of them"
+                )
+    return grids
+
+
 def _check_keys(path: Path, content: Options) -> None:
     kinds = {**_KINDS, **_KINDS_IN_LISTS}
     for key, value in content.items():

@@ -13,15 +13,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smoothadv.base.errors import UserError
+from smoothadv.base.errors import UserError, counted
 from smoothadv.base.files import lock, make_folder, read_json, write_json
 from smoothadv.models.name import Members
 from smoothadv.sweep.grid import EvaluationTable, Model
-from smoothadv.sweep.stages import EvaluationStage, Stage, TrainingStage, unmet_need
+from smoothadv.sweep.stages import (
+    EvaluationStage,
+    Stage,
+    TrainingStage,
+    logged_seconds,
+    unmet_need,
+)
 
 _LOOK_SECONDS = 0.5
 STATES = ("waiting", "blocked", "running", "stopped", "failed", "done")
@@ -143,6 +149,12 @@ class SweepJob:
         return (*([self.training] if self.training else []), *self.evaluations)
 
     @property
+    def then(self) -> list[str]:
+        """What follows the training, for people."""
+        perhaps = (f"perhaps {table.command} {table.name}" for table in self.pending)
+        return [*(stage.title for stage in self.evaluations), *perhaps]
+
+    @property
     def record(self) -> JobRecord:
         return JobRecord(self.cwd / self.logs)
 
@@ -177,3 +189,13 @@ def state_of(job: SweepJob, lacking: Callable[[Sequence[str]], str] = lambda wor
     if content or any(reached.done for _, reached in progress):
         return JobState(STOPPED, detail)
     return JobState(WAITING)
+
+
+def time_of_done_jobs(jobs: Sequence[SweepJob]) -> str:
+    """How many jobs are done, and the times in their logs; "" if none is."""
+    done = [job for job in jobs if job.stages and state_of(job).kind == DONE]
+    if not done:
+        return ""
+    total = sum(logged_seconds(stage) for job in done for stage in job.stages)
+    each, together = (timedelta(seconds=round(time)) for time in (total / len(done), total))
+    return f"{counted(len(done), 'job')} done; the logs have times of {together}, {each} per job"

@@ -41,8 +41,7 @@ def plan_jobs(
     """
     for name in grid.plugins:
         plugins.load(name)
-    archs = (str(model.options["arch"]) for model in grid.trained)
-    used = dict.fromkeys([*plugin, *grid.plugins, *filter(plugins.names_function, archs)])
+    used = dict.fromkeys([*plugin, *grid.plugins])
     words = [str(word) for flag, value in shared.items() if value for word in (flag, value)]
     words += [word for name in used for word in ("--plugin", name)]
     planner = _Planner(grid, commands, words)

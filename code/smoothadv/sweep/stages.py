@@ -8,7 +8,7 @@ never count as its result.
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -123,16 +123,6 @@ class TrainingStage:
         """The files that must exist before it can start; other jobs or people make them."""
         return (*self.expected.digests.values(), *self.expected.files)
 
-    @property
-    def trained_epochs(self) -> int:
-        """The epochs that the last run of this training was to reach; all that are expected where
-        no record says so.
-        """
-        try:
-            return int(read_json(self.folder / records.ARGUMENTS)["runs"][-1]["epochs"])
-        except (OSError, ValueError, KeyError, TypeError, IndexError):
-            return self.expected.epochs
-
     def progress(self) -> StageProgress:
         epochs = self.expected.epochs
         nothing = StageProgress(0, epochs, "epoch")
@@ -146,14 +136,14 @@ class TrainingStage:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             # The command itself decides whether it can continue this run.
             return nothing
-        holds = f"{self.folder} holds a model of"
+        done, conflict = len(_rows(*self.logs)), ""
         if difference:
-            return replace(nothing, conflict=f"{holds} another recipe: {difference}")
-        done = len(_rows(*self.logs))
-        if done > epochs:
-            conflict = f"{holds} {counted(done, 'epoch')}, more than the {epochs} asked for"
-            return replace(nothing, done=epochs, conflict=conflict)
-        return replace(nothing, done=done)
+            done, conflict = 0, f"another recipe: {difference}"
+        elif done > epochs:
+            conflict = f"{counted(done, 'epoch')}, more than the {epochs} asked for"
+        return StageProgress(
+            done, epochs, "epoch", conflict and f"{self.folder} holds a model of {conflict}"
+        )
 
 
 @dataclass(frozen=True)
@@ -187,10 +177,9 @@ class EvaluationStage:
     def needs(self) -> tuple[Path, ...]:
         """As of a training: the members of an ensemble, and a denoiser that is a file."""
         members = tuple(member.checkpoint for member in self.members)
-        denoiser = self.expected.denoiser
-        if denoiser is None or denoiser.startswith(("diffusers:", HUB)):
-            return members
-        return (*members, Path(denoiser).absolute())
+        denoiser = self.expected.denoiser or HUB
+        is_file = not denoiser.startswith(("diffusers:", HUB))
+        return (*members, *([Path(denoiser).absolute()] * is_file))
 
     def prepare(self) -> None:
         """Write the file that describes the classifier if it is an ensemble."""
@@ -246,11 +235,11 @@ class EvaluationStage:
         if now != before or (before is None) != (denoiser is None):
             raise UserError(f"{log} was made with another denoiser than {denoiser or 'none'}")
         for training in self.trainings:
-            if training.trained_epochs < training.expected.epochs:
+            epochs, expected = _last_epochs(training.folder), training.expected.epochs
+            if epochs is not None and epochs < expected:
                 raise UserError(
-                    f"{log} is of the model of {counted(training.trained_epochs, 'epoch')} in "
-                    f"{training.folder}, which a training to {training.expected.epochs} would "
-                    "replace"
+                    f"{log} is of the model of {counted(epochs, 'epoch')} in {training.folder}, "
+                    f"which a training to {expected} would replace"
                 )
 
 
@@ -263,13 +252,22 @@ def unmet_need(path: Path) -> str:
     """
     if not path.exists():
         return f"needs {path}"
+    epochs = _last_epochs(path.parent) if path.name == records.CHECKPOINT else None
+    done = len(_rows(path.parent / records.TRAINING_LOG))
+    if epochs is None or done >= epochs:
+        return ""
+    return f"needs {path}, which has {done} of {counted(epochs, 'epoch')}"
+
+
+def _last_epochs(folder: Path) -> int | None:
+    """The epochs that the last run of a training in ``folder`` was to reach; None where no record
+    says so.
+    """
     try:
-        epochs = read_json(path.parent / records.ARGUMENTS)["runs"][-1]["epochs"]
-        done = len(_rows(path.parent / records.TRAINING_LOG))
-        is_unfinished = path.name == records.CHECKPOINT and done < epochs
+        epochs = read_json(folder / records.ARGUMENTS)["runs"][-1]["epochs"]
     except (OSError, ValueError, KeyError, TypeError, IndexError):
-        return ""  # the folder was not made by a training command
-    return f"needs {path}, which has {done} of {counted(epochs, 'epoch')}" if is_unfinished else ""
+        return None
+    return epochs if isinstance(epochs, int) else None
 
 
 def _difference(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from smoothadv.architectures.integers import state_fields
 from smoothadv.base.errors import UserError, counted
 from smoothadv.base.files import (
     lock,
@@ -18,7 +19,6 @@ from smoothadv.base.files import (
     write_json,
     write_text,
 )
-from smoothadv.integer.training import state_fields
 from smoothadv.models.checkpoint import (
     MODULE_PREFIX,
     misfit,

@@ -117,14 +117,8 @@ class _Graph:
     """``update.computed`` of ``inputs`` as a graph: a function of others of the same shapes."""
 
     def __init__(self, update: Update, inputs: Inputs, stream: Any, pool: Any) -> None:
-        self._numbers = {
-            name: value for name, value in vars(inputs).items() if isinstance(value, float)
-        }
-        self._inputs, self._graph, choices = (
-            _on_device(inputs),
-            cuda.CUDAGraph(),
-            update.seeded(inputs),
-        )
+        self._inputs, self._graph = _on_device(inputs), cuda.CUDAGraph()
+        choices = update.seeded(inputs)
         # Meanwhile other threads, which load images, may do what they like.
         with cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self._sums = update.computed(self._inputs, choices)
@@ -136,9 +130,8 @@ class _Graph:
                 new = getattr(inputs, name)
                 if isinstance(new, torch.Tensor):
                     value.copy_(new)
-                elif self._numbers.get(name) != new:
-                    value.fill_(new)
-                    self._numbers[name] = new
+                else:
+                    value.fill_(new)  # to copy it from the host would wait for the device
         self._graph.replay()
         for weight, gradient in self._gradients:
             weight.grad = gradient

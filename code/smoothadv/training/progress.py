@@ -12,6 +12,21 @@ from smoothadv.training.trackers import Tracker
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_OF_A_LONG_START = 10.0
+_TIMES_OF_A_LONG_START = 3.0
+
+
+def rate_and_long_start(ends: Sequence[float], images: Sequence[int]) -> tuple[float, float]:
+    """Images per second of updates, without the first of several, which reads images and makes
+    kernels; and the seconds of that one if it took much longer than the mean of the others, else 0.
+
+    ``ends`` has the time at which each update ended, behind that at which the first one began;
+    ``images`` how many images each was on.
+    """
+    left_out = 1 if len(images) > 1 else 0
+    start, others = ends[left_out] - ends[0], ends[-1] - ends[left_out]
+    is_long = start * len(images[left_out:]) >= _TIMES_OF_A_LONG_START * others
+    is_long = is_long and start >= _SECONDS_OF_A_LONG_START
+    return sum(images[left_out:]) / max(others, 1e-9), start if is_long else 0.0
 
 
 class TrainingProgress:
@@ -83,8 +98,7 @@ class TrainingProgress:
     def finish_epoch(self, row: dict[str, float], start: float = 0.0) -> None:
         """Report a line about an epoch, unless the previous line was reported shortly before.
 
-        Its images per second leave out the ``start`` seconds of its first update, which reads
-        images and makes kernels.
+        ``start`` is the time in seconds of a long first update, which its rate leaves out.
         """
         self.draw([row])
         is_last = row["epoch"] + 1 == self._epochs
@@ -104,8 +118,8 @@ class TrainingProgress:
             tested = tested or [f"loss {row['test_loss']:.3g}"]
             parts.append(f"of {counted(row['test_images'], 'test image')} {', '.join(tested)}")
         parts.append(f"{row['images_per_second']:,.0f} images/s")
-        if start >= _SECONDS_OF_A_LONG_START:
-            parts.append(f"after a first update of {start:,.0f} s")
+        if start:
+            parts.append(f"(without the first update, which took {start:,.0f} s)")
         with self._bar.external_write_mode():
             self._report("  ".join(parts))
 

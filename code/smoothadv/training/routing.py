@@ -3,16 +3,14 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from smoothadv.base.errors import UserError, counted, escape
-from smoothadv.base.files import digest
-from smoothadv.datasets import Batches, ImageDataset, Indices
-from smoothadv.datasets.images import Item
+from smoothadv.datasets import ImageDataset
+from smoothadv.datasets.relabelled import RelabelledImages
 from smoothadv.models.name import sigma_names
 from smoothadv.records.logs import read_manifest_file
 from smoothadv.records.readers import read_certification_log
@@ -21,48 +19,7 @@ HELD_OUT = 10
 """Every tenth image is held out, to test the router."""
 
 
-class RoutedImages:
-    """Some of ``images``, those at ``indices`` int64 [N], whose classes are ``labels`` int64 [N] of
-    ``class_names``; in all else as ``images``.
-    """
-
-    def __init__(
-        self,
-        images: ImageDataset,
-        indices: torch.Tensor,
-        labels: torch.Tensor,
-        class_names: Sequence[str],
-    ) -> None:
-        self.images, self._indices, self.labels = images, indices, labels
-        self.description = replace(images.description, class_names=tuple(class_names))
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Item:
-        return self.images[int(self._indices[index])][0], int(self.labels[index])
-
-    def training_batches(
-        self, batches: Indices, device: torch.device, generator: torch.Generator
-    ) -> Batches:
-        chosen = [self._indices[batch] for batch in batches]
-        return self._relabelled(batches, self.images.training_batches(chosen, device, generator))
-
-    def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
-        chosen = [self._indices[batch] for batch in batches]
-        return self._relabelled(batches, self.images.evaluation_batches(chosen, device))
-
-    def _relabelled(self, batches: Indices, found: Batches) -> Batches:
-        for batch, (images, labels) in zip(batches, found):
-            yield images, self.labels[batch].to(labels.device)
-
-    def fingerprint(self) -> str:
-        """See ``ImageDataset``; it changes with the choice of images and with the labels, too."""
-        own = np.stack([self._indices.numpy(), self.labels.numpy()])
-        return digest([self.images.fingerprint(), own])
-
-
-def routed(images: ImageDataset, logs: Sequence[Path]) -> tuple[RoutedImages, RoutedImages]:
+def routed(images: ImageDataset, logs: Sequence[Path]) -> tuple[ImageDataset, ImageDataset]:
     """The images to train a router, and those held out to test it, from a certification log of each
     stage on ``images``, in the order of the stages.
 
@@ -103,7 +60,7 @@ def routed(images: ImageDataset, logs: Sequence[Path]) -> tuple[RoutedImages, Ro
         )
     is_held_out, names = torch.arange(len(labels)) % HELD_OUT == 0, sigma_names(sigmas)
     training, test = (
-        RoutedImages(images, indices[part], labels[part], names)
+        RelabelledImages(images, names, labels[part], indices[part])
         for part in (~is_held_out, is_held_out)
     )
     return training, test

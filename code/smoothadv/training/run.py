@@ -8,7 +8,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -18,12 +19,12 @@ import torch
 from smoothadv.base.distributed import Processes
 from smoothadv.base.errors import NonFiniteError, Terminated, counted
 from smoothadv.datasets import Batches, DatasetDescription, ImageDataset
-from smoothadv.noise import GaussianNoise, Purpose, derive_generator
+from smoothadv.noise import Purpose, derive_generator
 from smoothadv.objectives import DataPolicy
 from smoothadv.records.logs import flat
 from smoothadv.training.folder import RunFolder
 from smoothadv.training.graphed import GraphedUpdate
-from smoothadv.training.progress import TrainingProgress
+from smoothadv.training.progress import TrainingProgress, rate_and_long_start
 from smoothadv.training.schedule import (
     Schedule,
     Step,
@@ -32,7 +33,7 @@ from smoothadv.training.schedule import (
     steps_of_epoch,
 )
 from smoothadv.training.spec import TrainSpec
-from smoothadv.training.teacher import Teacher, TeacherVotes, count_votes
+from smoothadv.training.teacher import NoisyVotes, Teacher, VotingTeacher, for_label
 from smoothadv.training.trackers import TRACKERS
 from smoothadv.training.update import COUNTS, NOT_EVALUATED, Address, Update, means
 from smoothadv.voting.classifier import end_compiling, is_compiling
@@ -78,108 +79,109 @@ class TrainingRun:
     """
 
     def __init__(self, setup: TrainingSetup, folder: RunFolder) -> None:
-        spec, schedule, processes = setup.spec, setup.schedule, setup.processes
-        self.setup, self.folder, self.schedule = setup, folder, schedule
-        self.processes, self.device = processes, setup.device
-        self.objective, self.seed, self.execution = spec.objective, spec.seed, spec.execution
+        self.setup, self.folder, self.processes = setup, folder, setup.processes
+        self.spec, self.schedule, self.device = setup.spec, setup.schedule, setup.device
+        self.objective, self.execution = setup.spec.objective, setup.spec.execution
         self.model = self.execution.prepare(setup.model, setup.device)
-        self.optimizer = optimizer_of(schedule, self.model, setup.device)
-        saved = processes.received(folder.saved) or {}
-        folder.saved = None  # it may be large
+        self.optimizer = optimizer_of(setup.schedule, self.model, setup.device)
+        self._restore()
+        self.steps = len(self._steps_of(0))
+        # An attack on so many images takes the memory of an update.
+        self.images_at_a_time = setup.schedule.micro_batch or setup.schedule.batch
+        self.teacher = setup.teacher
+        if self.teacher is not None and self.objective.TEACHER == "votes":
+            votes = self._noisy_votes(self.teacher.network, setup.spec.teacher_noise)
+            self.teacher = VotingTeacher(self.teacher, votes, setup.spec.teacher_draws)
+        self.update = self._update()
+        self.last_save = time.monotonic()
+
+    def _restore(self) -> None:
+        """The state of the folder's checkpoint, in all processes; or that of a new run."""
+        saved = self.processes.received(self.folder.saved) or {}
+        self.folder.saved = None  # it may be large
         if saved:
-            folder.restore(saved, self.model, self.optimizer)
+            self.folder.restore(saved, self.model, self.optimizer)
+        self.processes.share_state(self.model)
         self.history: list[dict[str, float]] = saved.get("history", [])
         self.first_step, self.seconds = saved.get("step", 0), saved.get("seconds", 0.0)
         weights = saved.get("image_weights")
         self.weights: np.ndarray | None = None if weights is None else weights.numpy()
-        self.steps = len(self._steps_of(0))
         sums = [0.0] * (1 + len(COUNTS) + len(self.objective.TERMS))
-        if processes.is_first:  # it continues from the sums over all processes
+        if self.processes.is_first:  # it continues from the sums over all processes
             sums = saved.get("sums", sums)
         self.sums = torch.tensor(sums, dtype=torch.float64, device=self.device)
-        processes.share_state(self.model)
-        self.copies_at_a_time = (schedule.micro_batch or schedule.batch) * spec.objective.copies
-        teacher, self.votes = setup.teacher, None
-        if teacher is not None and spec.objective.TEACHER == "votes":
-            asked = spec.teacher_noise, spec.teacher_draws, setup.device, self.copies_at_a_time
-            self.votes = TeacherVotes(teacher, setup.training, *asked, processes)
-            teacher = replace(teacher, shares=self.votes.shares)
-        some = range(min(2, len(setup.training)))
-        share, _ = processes.share(torch.arange(schedule.batch))
-        self.update = Update(
+
+    def _update(self) -> Update:
+        """The update of the model, as a CUDA graph where there are such."""
+        images = self.setup.training
+        own, _ = self.processes.share(torch.arange(self.schedule.batch))
+        update = Update(
             self.model,
             self.objective,
             self.optimizer,
             self.execution,
-            processes,
-            setup.device,
-            example=torch.stack([setup.training[index][0] for index in some]),
-            images_at_a_time=min(len(share), schedule.micro_batch or len(share)),
-            teacher=teacher,
+            self.processes,
+            self.device,
+            example=torch.stack([images[index][0] for index in range(min(2, len(images)))]),
+            images_at_a_time=min(len(own), self.schedule.micro_batch or len(own)),
+            teacher=self.teacher,
         )
         is_graph = self.execution.cuda_graph is not False and not self.execution.synchronized_norm
-        if is_graph and has_cuda_graphs(setup.device):
-            self.update.compute = GraphedUpdate(self.update)
-        self.signals: list[int] = []
-        self.report: Callable[[str], None] = lambda line: None
-        self.last_save = time.monotonic()
+        if is_graph and has_cuda_graphs(self.device):
+            update.compute = GraphedUpdate(update)
+        return update
 
     def run_epochs(
         self, report: Callable[[str], None], trackers: Sequence[str] = ()
     ) -> list[dict[str, float]]:
         """Train, shown by the TRACKERS of these names: one row of TRAINING_COLUMNS per epoch."""
         is_first, epochs, done = self.processes.is_first, self.schedule.epochs, len(self.history)
-        if is_first:
-            self.report = report
+        self.report = report if is_first else _say_nothing
         if done >= epochs:
             self.report(f"already trained for {counted(done, 'epoch')}: nothing to do")
             return self.history
-        if is_first:
-            self.folder.record_arguments()
         is_resumed = bool(done or self.first_step)
         if is_resumed:
             step = f", step {self.first_step} of {self.steps}" if self.first_step else ""
             self.report(f"resuming after epoch {done} of {epochs}{step}")
         shown_by = []
         if is_first:
+            self.folder.record_arguments()
             about = self.folder.path, flat(self.folder.recipe), is_resumed
             shown_by = [TRACKERS[name](*about) for name in dict.fromkeys(trackers)]
         per_epoch = sum(len(step.indices) for step in self._steps_of(done))
         before = int((done + self.first_step / self.steps) * per_epoch)
         images = epochs * per_epoch
-        progress = TrainingProgress(images, before, epochs, report, not is_first, shown_by)
+        progress = TrainingProgress(images, before, epochs, self.report, not is_first, shown_by)
         with noted_signals() as self.signals, contextlib.closing(progress):
             progress.draw(self.history)
             for epoch in range(done, epochs):
-                row = self._epoch(epoch, progress)
+                row, long_start = self._epoch(epoch, progress)
                 self.history.append(row)
                 self.sums, self.first_step, self.seconds = torch.zeros_like(self.sums), 0, 0.0
                 self._save(None)
-                progress.finish_epoch(row, self.start)
+                progress.finish_epoch(row, long_start)
                 if epoch + 1 < epochs:
                     _stop_by(self._decision())
         return self.history
 
-    def _epoch(self, epoch: int, progress: TrainingProgress) -> dict[str, float]:
-        """One epoch of updates, and the evaluation after it: a row of the history."""
-        start, policy = time.monotonic(), self.setup.spec.policy
+    def _epoch(self, epoch: int, progress: TrainingProgress) -> tuple[dict[str, float], float]:
+        """One epoch of updates, and the evaluation after it: a row of the history, and the seconds
+        of a first update that was a long one.
+        """
+        start, policy = time.monotonic(), self.spec.policy
         if policy is not None and not self.first_step:
             self._choose_images(policy, epoch)
-        marks = [(time.monotonic(), 0)]  # when how many images were seen
+        ends, sizes = [time.monotonic()], list[int]()
         # The checkpoint has a learning rate, also where no step is left.
         self._set_learning_rate(epoch, max(0, self.first_step - 1))
         for number, step, (images, labels) in self._batches(epoch):
             self._set_learning_rate(epoch, number)
-            _, part = self.processes.share(step.indices)
-            weight = self.setup.spec.unlabelled_weight if step.source else 1.0
-            address = Address(self.seed, epoch, number)
-            indices = step.indices[part].to(self.device) if self.setup.teacher else None
-            if self.votes is not None:
-                self.votes.count(step.indices)
-            self.sums += self.update(
-                images, labels, len(step.indices), part, address, weight, indices
-            )
-            marks.append((time.monotonic(), marks[-1][1] + len(step.indices)))
+            weight = self.spec.unlabelled_weight if step.source else 1.0
+            address = Address(self.spec.seed, epoch, number)
+            self.sums += self.update(images, labels, step.indices, address, weight)
+            ends.append(time.monotonic())
+            sizes.append(len(step.indices))
             if progress.advance(len(step.indices)):
                 self._require_finite(epoch, with_weights=False)
                 progress.show(
@@ -188,11 +190,9 @@ class TrainingRun:
             self._save_within_epoch(epoch, number + 1, time.monotonic() - start)
         self._require_finite(epoch)
         seconds = self.seconds + time.monotonic() - start
-        began, left_out = (marks[1:-1] or marks)[0]  # the first update counts only if it is alone
-        self.start = began - marks[0][0]
-        rate = (marks[-1][1] - left_out) / max(time.monotonic() - began, 1e-9)
+        rate, long_start = rate_and_long_start(ends, sizes)
         averages = means(self.processes.total(self.sums).tolist(), self.objective.TERMS)
-        return {
+        row = {
             "epoch": epoch,
             "time": round(seconds, 3),
             "lr": self.schedule.learning_rate_at(epoch, 0, self.steps),
@@ -204,6 +204,7 @@ class TrainingRun:
             "images_per_second": round(rate, 1),
             **{f"train_{name}": round(averages[name], 6) for name in self.objective.TERMS},
         }
+        return row, long_start
 
     def _set_learning_rate(self, epoch: int, step: int) -> None:
         rate = self.schedule.learning_rate_at(epoch, step, self.steps)
@@ -214,15 +215,13 @@ class TrainingRun:
 
     def _tested(self, epoch: int) -> dict[str, float]:
         """What the evaluation after an epoch finds, if there is one."""
-        tests, schedule, images = self.setup.spec.tests, self.schedule, self.setup.test
+        tests, schedule, images = self.spec.tests, self.schedule, self.setup.test
         if (epoch + 1) % tests.every and epoch + 1 < schedule.epochs:
             return NOT_EVALUATED
         self.processes.share_buffers(self.model)
         self.update.refresh_folded()
-        # An attack on so many images takes the memory of an update.
-        at_a_time = (schedule.micro_batch or schedule.batch) * self.processes.size
-        address = Address(self.seed, epoch, self.steps)
-        batch = min(schedule.batch, at_a_time)
+        batch = min(schedule.batch, self.images_at_a_time * self.processes.size)
+        address = Address(self.spec.seed, epoch, self.steps)
         tested = self.update.evaluate(images, tests.chosen(len(images)), batch, address)
         # Running statistics may be too large where weights are finite.
         if tested["test_images"] and math.isnan(tested["test_loss"]):
@@ -233,7 +232,7 @@ class TrainingRun:
         """The steps of an epoch, without a last batch of fewer images than there are processes."""
         sizes = len(self.setup.training), len(self.setup.pseudo_labelled or ())
         return steps_of_epoch(
-            self.schedule, *sizes, self.seed, epoch, self.processes.size, self.weights
+            self.schedule, *sizes, self.spec.seed, epoch, self.processes.size, self.weights
         )
 
     def _choose_images(self, policy: DataPolicy, epoch: int) -> None:
@@ -263,37 +262,36 @@ class TrainingRun:
         """How many of so many noisy copies of each training image [n] the teacher classifies
         correctly, or the present model: [n].
         """
-        spec, classifier = self.setup.spec, self.update.folded_uncompiled
-        noise_sd = self.objective.noise_sd
+        votes = self._noisy_votes(self.update.folded_uncompiled, self.objective.noise_sd)
         if teacher is not None:
-            classifier, noise_sd = teacher.network, spec.teacher_noise
+            votes = self._noisy_votes(teacher.network, self.spec.teacher_noise)
         self.model.eval()
         self.processes.share_buffers(self.model)
         self.update.refresh_folded()
-        key = (self.seed, epoch, draws, Purpose.TRAINING_VOTES)
-        noise = GaussianNoise(noise_sd, derive_generator("cpu", *key).initial_seed())
+        key = (self.spec.seed, epoch, draws, Purpose.TRAINING_VOTES)
         is_alone = self.processes.size == 1  # several would have to agree to stop
         with self.execution.autocast(self.device):
-            return count_votes(
-                classifier,
-                self.setup.training,
+            return votes.count(
                 indices,
-                draws,
-                noise,
-                self.device,
-                self.copies_at_a_time,
-                self.processes,
-                f"looking at {len(indices)} training images before epoch {epoch + 1}",
-                for_labels=True,
+                derive_generator("cpu", *key).initial_seed(),
+                partial(for_label, draws),
+                doing=f"looking at {len(indices)} training images before epoch {epoch + 1}",
                 check=lambda: _stop_by(self.signals[-1] if is_alone and self.signals else _GO_ON),
-            )[:, 0]
+            )
+
+    def _noisy_votes(self, network: torch.nn.Module, noise_sd: float) -> NoisyVotes:
+        """Those of a network, in passes as large as an update's."""
+        batch = self.images_at_a_time * self.objective.copies
+        return NoisyVotes(
+            network, self.setup.training, noise_sd, self.device, batch, self.processes
+        )
 
     def _batches(self, epoch: int) -> Iterator[tuple[int, Step, tuple[torch.Tensor, torch.Tensor]]]:
         """The remaining steps, with their numbers and this process's images and labels."""
         to_do = self._steps_of(epoch)[self.first_step :]
         sources: list[Batches] = []
         for source, dataset in enumerate((self.setup.training, self.setup.pseudo_labelled)):
-            generator = derive_generator("cpu", self.seed, epoch, source, Purpose.AUGMENTATION)
+            generator = derive_generator("cpu", self.spec.seed, epoch, source, Purpose.AUGMENTATION)
             own = [step.indices for step in to_do if step.source == source]
             parts = [self.processes.share(indices)[0] for indices in own]
             if dataset is not None:
@@ -322,8 +320,8 @@ class TrainingRun:
         if self.processes.is_first:
             if isinstance(self.update.compute, GraphedUpdate) and self.update.compute.is_used:
                 self.folder.runs[-1]["cuda_graph"] = True
-            if self.votes is not None:
-                self.votes.keep()
+            if self.teacher is not None:
+                self.teacher.keep()
             self.folder.save(self.model, self.optimizer, self.history, within_epoch, self.weights)
         self.last_save = time.monotonic()
 
@@ -348,6 +346,10 @@ class TrainingRun:
             f"the {broken} stopped being finite in epoch {epoch + 1}: try a smaller --lr or more "
             f"--warmup epochs; {saved}"
         )
+
+
+def _say_nothing(line: str) -> None:
+    """What other processes than the first report."""
 
 
 def _stop_by(decision: int) -> None:

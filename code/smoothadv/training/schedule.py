@@ -117,9 +117,7 @@ def optimizer_of(
     too if there are CUDA graphs.
     """
     has_graphs = has_cuda_graphs(device)
-    groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
-    if schedule.layer_decay is not None:
-        groups = layer_groups(model, schedule.layer_decay)
+    groups = layer_groups(model, schedule.layer_decay)
     for group in groups:
         rate = group.get("lr_scale", 1.0) * schedule.learning_rate
         group["lr"] = torch.full((), rate, device=device) if has_graphs else rate
@@ -130,11 +128,13 @@ def optimizer_of(
     return kind(groups, schedule.learning_rate, schedule.momentum, weight_decay=decay)
 
 
-def layer_groups(model: torch.nn.Module, decay: float) -> list[dict[str, Any]]:
+def layer_groups(model: torch.nn.Module, decay: float | None) -> list[dict[str, Any]]:
     """The weights of a model, in their order, in groups whose learning rate is ``lr_scale`` times
     that of training: decay^k in the k-th layer before the last one (Clark et al., 2020), by the
-    layers that timm knows of its networks; UserError for others.
+    layers that timm knows of its networks; UserError for others. None: all in one group.
     """
+    if decay is None:
+        return [{"params": list(model.parameters())}]
     networks = [part for part in model.modules() if hasattr(type(part), "group_matcher")]
     if not networks:
         raise UserError(

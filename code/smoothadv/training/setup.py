@@ -13,15 +13,15 @@ import torch
 
 from smoothadv.architectures import made_architecture
 from smoothadv.architectures.denoisers import DENOISERS
+from smoothadv.architectures.integers import of_integers
 from smoothadv.base.devices import device_name, device_of_run, uses_tf32
 from smoothadv.base.distributed import Processes, join_processes
 from smoothadv.base.errors import UsageError, UserError, counted, warn
 from smoothadv.base.provenance import provenance
 from smoothadv.base.settings import describe
 from smoothadv.datasets import SPLITS, DatasetDescription, get_dataset
+from smoothadv.datasets.arrays import load_pseudo_labelled
 from smoothadv.datasets.images import StreamedImages, changing_image
-from smoothadv.datasets.unlabelled import load_pseudo_labelled
-from smoothadv.integer.training import trained_integers
 from smoothadv.models.checkpoint import (
     INTEGER,
     digest_of,
@@ -102,9 +102,6 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
     if spec.route is not None:
         training, test = routed(training, spec.route)
         images = training.description
-    pseudo_labelled = None
-    if spec.use_unlabelled is not None:
-        pseudo_labelled = load_pseudo_labelled(spec.use_unlabelled, images)
     schedule = spec.schedule.schedule(images, spec.objective.copies)
     if schedule.batch < processes.size:
         raise UserError(
@@ -117,16 +114,14 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
             "start fewer"
         )
     description, input_layer, model, started_from = _model(spec, images)
-    if schedule.layer_decay is not None:  # before there is a folder
-        layer_groups(model, schedule.layer_decay)
-    teacher = None
-    if spec.teacher is not None:
-        teacher = load_teacher(spec, training, device)
+    layer_groups(model, schedule.layer_decay)  # refused before there is a folder
     return TrainingSetup(
         spec=spec,
         training=training,
         test=test,
-        pseudo_labelled=pseudo_labelled,
+        pseudo_labelled=(
+            load_pseudo_labelled(spec.use_unlabelled, images) if spec.use_unlabelled else None
+        ),
         schedule=schedule,
         processes=processes,
         device=device,
@@ -134,7 +129,7 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
         input_layer=input_layer,
         model=model,
         started_from=started_from,
-        teacher=teacher,
+        teacher=load_teacher(spec, training, device) if spec.teacher else None,
     )
 
 
@@ -161,7 +156,8 @@ def _model(
         description = with_recorded_constants(content, path, description)
         if spec.finetune_quantized:
             noise_sd = spec.objective.noise_sd
-            integers = trained_integers(content, path, name, noise_sd, description)
+            trained = of_integers("trained", path)
+            integers = trained(content, path, name, noise_sd, description)
             return description, input_layer, integers, f"starting from the integers of {path}"
         if INTEGER in content:
             raise UserError(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from smoothadv.architectures import ARCHITECTURES, LIBRARIES, chosen_architecture
+from smoothadv.architectures import ARCHITECTURES, LIBRARIES, require_architecture
 from smoothadv.base import plugins
 from smoothadv.base.errors import UsageError, counted
 from smoothadv.base.plugins import Plugin
@@ -28,6 +28,7 @@ from smoothadv.base.settings import (
     output_folder,
     positive_float,
     positive_int,
+    refuse_any,
     setting,
 )
 from smoothadv.datasets import DatasetDescription
@@ -43,13 +44,6 @@ _TEACHER_DRAWS = 10_000
 _SCHEDULE = "schedule (defaults: the paper's for the dataset)"
 _DATA = "data and start"
 _EXECUTION = "execution"
-
-
-def _refuse(contradictions: Mapping[str, object]) -> None:
-    """UsageError with the first message whose value is true."""
-    for message, is_so in contradictions.items():
-        if is_so:
-            raise UsageError(message)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +142,7 @@ class ScheduleSpec(Checked):
     def __post_init__(self) -> None:
         has_steps = self.learning_rate_step is not None or self.learning_rate_factor is not None
         is_adam, decay = self.optimizer == "adamw", self.layer_decay
-        _refuse(
+        refuse_any(
             {
                 "--lr-schedule one-cycle has no steps: leave out --lr-step-size and --lr-factor": (
                     self.learning_rate_shape == "one-cycle" and has_steps
@@ -161,7 +155,8 @@ class ScheduleSpec(Checked):
                 f"--layer-decay {decay} must be above 0, at most 1, and with --optimizer adamw": (
                     decay is not None and not (is_adam and decay <= 1)
                 ),
-            }
+            },
+            UsageError,
         )
 
     def schedule(self, description: DatasetDescription, copies: int) -> Schedule:
@@ -217,10 +212,7 @@ def _architectures() -> str:
     families = groupby(ARCHITECTURES, lambda name: name.rstrip("0123456789_"))
     known = [[*names] for _, names in families]
     named = [one for each in known for one in ([each[0], "...", each[-1]] if each[3:] else each)]
-    return (
-        f"one of {', '.join(named)}; of a library: {libraries}; or FILE.py:FUNCTION "
-        "(docs/networks.md)"
-    )
+    return f"one of {', '.join(named)}; of a library: {libraries} (docs/networks.md)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,9 +227,8 @@ class TrainSpec(RunSpec):
     """
 
     model: str | torch.nn.Module = setting(
-        parse=chosen_architecture,
+        parse=require_architecture,
         check=str,
-        kind=torch.nn.Module,
         flag="arch",
         metavar="ARCH",
         keyword=False,
@@ -261,20 +252,18 @@ class TrainSpec(RunSpec):
         keyword=False,
         help='"resume" continues earlier output, "overwrite" replaces it, "refuse" raises',
     )
-    objective: Objective = setting(kind=Objective, keyword=False, records="objective")
-    schedule: ScheduleSpec = setting(ScheduleSpec(), kind=ScheduleSpec, keyword=False)
+    objective: Objective = setting(keyword=False, records="objective")
+    schedule: ScheduleSpec = setting(ScheduleSpec(), keyword=False)
     execution: Execution = setting(
-        Execution(), kind=Execution, flag="", help="how to compute: a ``training.spec.Execution``"
+        Execution(), flag="", help="how to compute: a ``training.spec.Execution``"
     )
     tests: EvaluationSchedule = setting(
         EvaluationSchedule(),
-        kind=EvaluationSchedule,
         flag="",
         help="when to evaluate, and on how many images: a ``training.spec.EvaluationSchedule``",
     )
     policy: DataPolicy | None = setting(
         None,
-        kind=DataPolicy,
         flag="",
         records="data_policy",
         help="how to choose training images: an ``objectives.DataPolicy`` (default: as the "
@@ -363,7 +352,6 @@ class TrainSpec(RunSpec):
     route: tuple[Path, ...] | None = setting(
         None,
         parse=Path,
-        many=True,
         metavar="LOG",
         group=_DATA,
         help="train a router, by logs of stages on training images (docs/cascades.md)",
@@ -383,7 +371,6 @@ class TrainSpec(RunSpec):
     track: tuple[str, ...] = setting(
         (),
         choices=TRACKERS,
-        many="extend",
         metavar="NAME",
         group=_EXECUTION,
         help="show the epochs in other tools",
@@ -393,8 +380,6 @@ class TrainSpec(RunSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.model, str):
-            self._set(model=plugins.registered(self.model))
         execution, objective, start = self.execution, self.objective, self.pretrained_model
         has_micro_batch = self.schedule.micro_batch is not None
         is_exact = start is not None and execution.precision == "fp32"
@@ -402,7 +387,7 @@ class TrainSpec(RunSpec):
         polls = votes or (objective.TEACHER == "drops" and teacher is not None)
         flag = "--classifier" if objective.DENOISES else "--teacher"
         own = self.outdir / CHECKPOINT
-        _refuse(
+        refuse_any(
             {
                 "--unlabelled-weight weighs the images of --use-unlabelled: name their file, or "
                 "leave it out": self.unlabelled_weight is not None and self.use_unlabelled is None,
@@ -442,7 +427,8 @@ class TrainSpec(RunSpec):
                 "without noise there are no votes on noisy training images: give --noise above 0": (
                     objective.noise_sd == 0 and (votes or self.policy or objective.policy)
                 ),
-            }
+            },
+            UsageError,
         )
         if self.policy is None:
             self._set(policy=objective.policy)

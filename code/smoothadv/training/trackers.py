@@ -4,11 +4,13 @@ A plug-in registers a further one in ``TRACKERS``. Nothing leaves this machine u
 environment variables say so.
 """
 
+import contextlib
 import math
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -98,19 +100,17 @@ class WeightsAndBiases(Tracker):
     def __init__(self, folder: Path, settings: Mapping[str, Any], is_resumed: bool) -> None:
         import wandb
 
-        known = _runs(folder).get("wandb") if is_resumed else None
         mode: Any = os.environ.get("WANDB_MODE", "offline")
         self._run = wandb.init(
             dir=str(folder),
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
             name=folder.name,
-            id=known or secrets.token_hex(8),
+            id=_run_of(folder, "wandb", is_resumed, partial(secrets.token_hex, 8)),
             resume="allow",
             mode=mode,
             config=dict(settings),
             settings=wandb.Settings(silent=True, x_disable_stats=True, console="off"),
         )
-        _keep(folder, "wandb", self._run.id)
 
     def add(self, epoch: int, values: Mapping[str, float]) -> None:
         self._run.log({"epoch": epoch, **values}, step=epoch)
@@ -132,18 +132,18 @@ class MLflow(Tracker):
         if not place:
             place = (folder / "mlruns").absolute().as_uri()
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        self._client, name = MlflowClient(tracking_uri=place), _PROJECT
-        known, self._done = _runs(folder).get("mlflow") if is_resumed else None, -1.0
-        if known is not None:
-            self._run: str = known
-            self._done = self._client.get_run(known).data.metrics.get("epoch", -1.0)
-        else:
-            found = self._client.get_experiment_by_name(name)
-            experiment = found.experiment_id if found else self._client.create_experiment(name)
-            self._run = self._client.create_run(experiment, run_name=folder.name).info.run_id
+        self._client = client = MlflowClient(tracking_uri=place)
+
+        def begun() -> str:
+            found = client.get_experiment_by_name(_PROJECT)
+            experiment = found.experiment_id if found else client.create_experiment(_PROJECT)
+            run: str = client.create_run(experiment, run_name=folder.name).info.run_id
             for key, value in settings.items():
-                self._client.log_param(self._run, key, value)
-            _keep(folder, "mlflow", self._run)
+                client.log_param(run, key, value)
+            return run
+
+        self._run = _run_of(folder, "mlflow", is_resumed, begun)
+        self._done = client.get_run(self._run).data.metrics.get("epoch", -1.0)
 
     def add(self, epoch: int, values: Mapping[str, float]) -> None:
         if epoch > self._done:
@@ -155,13 +155,14 @@ class MLflow(Tracker):
         self._client.set_terminated(self._run)
 
 
-def _runs(folder: Path) -> dict[str, str]:
-    """The runs that earlier processes of this training began, by tracker."""
-    try:
-        return {**read_json(folder / _RUNS)}
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
-def _keep(folder: Path, name: str, run: str) -> None:
-    write_json(folder / _RUNS, {**_runs(folder), name: run})
+def _run_of(folder: Path, name: str, is_resumed: bool, begin: Callable[[], str]) -> str:
+    """The run of the tracker ``name`` that an earlier process of this training began, or else the
+    one that ``begin`` does.
+    """
+    runs: dict[str, str] = {}
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        runs = {**read_json(folder / _RUNS)}
+    if not is_resumed or name not in runs:
+        runs[name] = begin()
+        write_json(folder / _RUNS, runs)
+    return runs[name]

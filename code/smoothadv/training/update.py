@@ -38,14 +38,16 @@ def sums_of(loss: BatchLoss, terms: Sequence[str]) -> torch.Tensor:
     """The sums over examples, float64 [5 + terms]: the loss, the COUNTS, and the ``terms`` of the
     loss. They are on the device, since reading them makes it wait.
     """
-    sums = torch.zeros(1 + len(COUNTS) + len(terms), dtype=torch.float64, device=loss.loss.device)
     if absent := [name for name in terms if name not in loss.terms]:
         raise ValueError(f"TERMS has {', '.join(absent)}, which the loss does not return")
-    sums[0] = loss.loss.detach().double() * loss.examples
-    for place, name in enumerate(terms, start=1 + len(COUNTS)):
-        sums[place] = loss.terms[name].detach().double() * loss.examples
-    for place, count in enumerate([getattr(loss, name) for name in COUNTS], start=1):
-        sums[place].add_(count)  # to assign would copy a number from the host, and wait
+    whole, *parts = (
+        value.detach().double() * loss.examples
+        for value in (loss.loss, *(loss.terms[name] for name in terms))
+    )
+    values = whole, *(getattr(loss, name) for name in COUNTS), *parts
+    sums = torch.zeros(len(values), dtype=torch.float64, device=loss.loss.device)
+    for place, value in enumerate(values):
+        sums[place].add_(value)  # to assign would copy a number from the host, and wait
     return sums
 
 
@@ -130,29 +132,34 @@ class Update:
         self,
         images: torch.Tensor,
         labels: torch.Tensor,
-        whole: int,
-        part: slice,
+        indices: torch.Tensor,
         address: Address,
-        weight: float,
-        indices: torch.Tensor | None = None,
+        weight: float = 1.0,
     ) -> torch.Tensor:
-        """Update on images [b, C, H, W], which are ``part`` of a batch of ``whole`` images in all
-        processes.
+        """Update on images [b, C, H, W], this process's part of the batch ``indices`` int64 [B] of
+        all processes.
 
-        ``weight`` multiplies the loss. ``indices`` int64 [b] of the images are for the votes of a
-        teacher. Returns the sums over this process's noisy copies, in the form of ``sums_of``.
+        ``weight`` multiplies the loss. Returns the sums over this process's noisy copies, in the
+        form of ``sums_of``.
         """
         self.model.train()
         self.processes.share_buffers(self.model)
         images = images.contiguous(
             memory_format=layout_on(self.device, CONVOLUTION_DTYPES[self.execution.precision])
         )
-        generator = address.generator(self.device, Purpose.OBJECTIVE)
-        taught = self.teacher.batch_fields(indices) if self.teacher else {}
+        _, part = self.processes.share(indices)
+        taught = self.teacher.fields(indices, part) if self.teacher else {}
         batch = self.objective.batch(
-            images, labels, address.epoch, generator, whole, part, **taught
+            images,
+            labels,
+            address.epoch,
+            address.generator(self.device, Purpose.OBJECTIVE),
+            len(indices),
+            part,
+            **taught,
         )
-        sums = self.compute(Inputs(**vars(batch), whole=whole, address=address, weight=weight))
+        inputs = Inputs(**vars(batch), whole=len(indices), address=address, weight=weight)
+        sums = self.compute(inputs)
         if self.processes.size > 1:
             self.processes.average_gradients(self.model)
             self.optimizer.step()
@@ -218,13 +225,15 @@ class Update:
         self.refresh_folded()
         objective, model = self.objective, self.folded_uncompiled
         epsilon = objective.epsilon(math.inf)
-        taught = self.teacher.batch_fields(None) if self.teacher else {}
+        taught = {"teacher": self.teacher.network} if self.teacher else {}
         sums = torch.zeros(4, dtype=torch.float64, device=self.device)
-        batches = [(len(whole), *self.processes.share(whole)) for whole in indices.split(batch)]
-        numbers = [number for number, (_, own, _) in enumerate(batches) if len(own)]
-        loaded = test_set.evaluation_batches([batches[one][1] for one in numbers], self.device)
-        for number, (images, labels) in zip(numbers, loaded):
-            whole, _, part = batches[number]
+        batches = [
+            (number, len(whole), *self.processes.share(whole))
+            for number, whole in enumerate(indices.split(batch))
+        ]
+        batches = [one for one in batches if len(one[2])]
+        loaded = test_set.evaluation_batches([own for _, _, own, _ in batches], self.device)
+        for (number, whole, _, part), (images, labels) in zip(batches, loaded):
             generator = address.generator(self.device, Purpose.EVALUATION, number)
             seen = objective.batch(images, labels, address.epoch, generator, whole, part, **taught)
             with self.execution.autocast(self.device):
@@ -234,8 +243,7 @@ class Update:
                     moved = objective.attacked(model, seen, generator)
                     logits = model(moved.images + moved.noise[:, 0])
                     found.append((logits.argmax(1) == labels).sum())
-            for position, value in enumerate(found):
-                sums[position] += value
+            sums[: len(found)] += torch.stack([value.double() for value in found])
         means = [round(one / len(indices), 6) for one in self.processes.total(sums).tolist()]
         if not epsilon:
             means[3] = math.nan

@@ -31,24 +31,8 @@ _SUMS = (operator.add, operator.iadd, torch.add)
 _AGREEMENT = 0.1  # of the largest logit: far above what bfloat16 rounds, far below another function
 _RELUS = (F.relu, torch.relu, "relu")  # the last one is a method
 _ROUNDING = 1e-6
-Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
-BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
-_NORMS: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {
-    nn.Conv1d: (nn.BatchNorm1d, nn.SyncBatchNorm),
-    nn.Conv2d: (nn.BatchNorm2d, nn.SyncBatchNorm),
-    nn.Conv3d: (nn.BatchNorm3d, nn.SyncBatchNorm),
-}
-_GEOMETRY = (
-    "in_channels",
-    "out_channels",
-    "kernel_size",
-    "stride",
-    "padding",
-    "dilation",
-    "groups",
-    "padding_mode",
-)
-Folded = tuple[Convolution, Convolution, BatchNorm]
+_NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)
+Folded = tuple[nn.Conv2d, nn.Conv2d, nn.BatchNorm2d | nn.SyncBatchNorm]
 """A folded convolution, and the convolution and the batch normalization that it replaces."""
 
 
@@ -187,14 +171,14 @@ def replace_norms(graph: torch.fx.GraphModule, dtype: torch.dtype | None = None)
             continue
         norm: Any = layer_of(graph, node)
         convolution: Any = layer_of(graph, before)
-        if type(norm) not in _NORMS.get(type(convolution), ()) or norm.running_var is None:
+        if type(convolution) is not nn.Conv2d or type(norm) not in _NORMS:
             continue
-        geometry = {name: getattr(convolution, name) for name in _GEOMETRY}
-        weight = convolution.weight
-        kind = {"device": weight.device, "dtype": dtype or weight.dtype}
-        folded = type(convolution)(**geometry, bias=True, **kind).requires_grad_(False)
-        if isinstance(folded, nn.Conv2d):
-            folded = folded.to(memory_format=layout_on(weight.device, folded.weight.dtype))
+        if norm.running_var is None:
+            continue
+        folded, weight = copy.deepcopy(convolution).requires_grad_(False), convolution.weight
+        folded.bias = nn.Parameter(weight.new_empty(len(weight)), requires_grad=False)
+        folded = folded.to(dtype or weight.dtype)
+        folded = folded.to(memory_format=layout_on(weight.device, folded.weight.dtype))
         replaced.append((folded, convolution, norm))
         _replace_layer(graph, before, folded)
         node.replace_all_uses_with(before)
@@ -274,11 +258,8 @@ def overwrite_in_place(network: torch.fx.GraphModule) -> torch.fx.GraphModule:
             fresh.add(node)
         elif isinstance(layer, nn.ReLU) or node.target is F.relu:
             if _may_be_overwritten(node.args[0], fresh):
-                if layer is None:
-                    node.kwargs = {**node.kwargs, "inplace": True}
-                else:
-                    node.op, node.target = "call_function", F.relu
-                    node.args, node.kwargs = (node.args[0],), {"inplace": True}
+                node.op, node.target = "call_function", F.relu
+                node.args, node.kwargs = (node.args[0],), {"inplace": True}
         elif node.target is operator.add and all(
             isinstance(term, torch.fx.Node) for term in node.args
         ):

@@ -3,12 +3,12 @@ options describe.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from smoothadv.attacks import ATTACKS, GradientAttack
-from smoothadv.attacks.estimators import ESTIMATORS, GradientEstimator, PlugIn, plug_in
+from smoothadv.attacks.estimators import ESTIMATORS, PlugIn, plug_in
 from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import (
     Checked,
@@ -16,6 +16,7 @@ from smoothadv.base.settings import (
     options_of,
     perturbation_size_in_256ths,
     positive_float,
+    refuse_any,
     setting,
 )
 from smoothadv.cli.runner import (
@@ -23,15 +24,12 @@ from smoothadv.cli.runner import (
     Parser,
     add_settings,
     compose,
-    given_settings,
     group_of,
     refuse_foreign_settings,
 )
 
 _BASE = "base"
 _GROUP = "attack"
-_RELEASED = {"--no-grad-attack": "stein", "--base-attack": _BASE}
-"""Flags of the released code, and what they say in words of --gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,21 +65,13 @@ def add_attack(
     parser: Parser,
     kind: type[AttackOptions],
     adapt: Callable[[Setting], Setting] = lambda one: one,
-    released: Iterable[str] = (),
 ) -> None:
     """The options of the ``kind`` and the settings of all attacks, each changed by ``adapt``, in a
-    group that further options join. The ``released`` flags stand for a --gradient.
+    group that further options join.
     """
-    chooser, beta, gradient = options_of(kind)
+    chooser, *gradients = options_of(kind)
     of_attacks = [one for attack in ATTACKS.values() for one in options_of(attack)]
-    group = group_of(parser, _GROUP)
-    add_settings(group, map(adapt, [chooser, *of_attacks, beta]))
-    choice = group.add_mutually_exclusive_group()
-    add_settings(choice, [gradient])
-    for flag in released:
-        value = _RELEASED[flag]
-        text = f"as --gradient {value}"
-        choice.add_argument(flag, action="store_const", const=value, dest=gradient.flag, help=text)
+    add_settings(group_of(parser, _GROUP), map(adapt, [chooser, *of_attacks, *gradients]))
 
 
 def in_256ths(setting: Setting) -> Setting:
@@ -106,27 +96,24 @@ def compose_attack(
             f"{', '.join(ATTACKS)}"
         )
     refuse_foreign_settings(options, ATTACKS, "--attack", name)
-    chosen = EvaluationAttackOptions(**given_settings(EvaluationAttackOptions, options))
-    gradient = chosen.gradient or "plug-in"
+    beta = options.get("--beta")
+    gradient = options.get("--gradient", "plug-in")
     way = f"--gradient {gradient}"
-    is_plug_in = gradient in ("plug-in", _BASE)
-    if chosen.beta is not None and not is_plug_in:
-        raise UsageError(
-            f"--beta is not read by {way}, but by the plug-in gradient: leave one of them out"
-        )
-    if noise_sd == 0 and not is_plug_in:
-        raise UsageError(
+    estimator = plug_in
+    if gradient not in ("plug-in", _BASE):
+        faults = {
+            f"--beta is not read by {way}, but by the plug-in gradient: leave one of them out": (
+                beta is not None
+            ),
             f"{way} estimates gradients from noise, and there is none: leave it out, or --noise 0, "
-            "or --base-attack"
-        )
-    if chosen.beta not in (None, 1):
-        estimator: GradientEstimator = PlugIn(chosen.beta)
-    elif is_plug_in:
-        estimator = plug_in
-    elif noise_sd is None:
-        raise UsageError(f"{way} estimates gradients from noise: give --noise, like 0.25")
-    else:
+            "or --base-attack": noise_sd == 0,
+        }
+        refuse_any(faults, UsageError)
+        if noise_sd is None:
+            raise UsageError(f"{way} estimates gradients from noise: give --noise, like 0.25")
         estimator = ESTIMATORS[gradient][0](noise_sd)
+    elif beta not in (None, 1):
+        estimator = PlugIn(beta)
     return compose(ATTACKS[name], options, f"--attack {name}", estimator=estimator, **given)
 
 

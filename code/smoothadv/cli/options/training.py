@@ -101,7 +101,7 @@ def training_parser(name: str, about: str, examples: str, arguments: Sequence[st
     if not is_denoiser:
         is_released = "--released-behaviour" in arguments
         adapt = in_256ths if is_released else lambda one: one
-        add_attack(parser, AttackOptions, adapt, ["--no-grad-attack"])
+        add_attack(parser, AttackOptions, adapt)
     add_settings(parser, _spec_settings(is_denoiser))
     shown = flags_of(chosen)
     if attack_field(chosen) is not None:

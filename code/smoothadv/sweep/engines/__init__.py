@@ -2,11 +2,13 @@
 decide what is done.
 
 An engine is a frozen dataclass derived from ``Engine``, in ``ENGINES``; its settings are options of
-``sweep run``.
+``sweep run``. Each makes futures, as of concurrent.futures, of jobs; ``wait_for_jobs`` waits for
+them.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,11 @@ ReportEnd = Callable[[SweepJob, str], None]
 """An engine calls this once for each job that it has finished with; the text is how the job ended,
 like "done".
 """
+
+
+# This long at most until Ctrl-C is noticed, even if the system delivers the signal to another
+# thread.
+_POLL_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,29 @@ class Engine(ABC):
     def already_has(self, jobs: Iterable[SweepJob]) -> set[str]:
         """The keys of the ``jobs`` that are in the engine's queue since an earlier call."""
         return set()
+
+
+def wait_for_jobs(
+    jobs: Sequence[SweepJob],
+    submit: Callable[[SweepJob], Future[str]],
+    at_a_time: int,
+    report_end: ReportEnd,
+    outcome: Callable[[Future[str]], str] = Future.result,
+    look: Callable[[], None] = lambda: None,
+) -> None:
+    """``submit`` so many jobs at a time, and report each when its future is done.
+
+    ``look`` is called every two seconds, and may raise.
+    """
+    waiting, running = list(jobs), dict[Future[str], SweepJob]()
+    while waiting or running:
+        while waiting and len(running) < at_a_time:
+            job = waiting.pop(0)
+            running[submit(job)] = job
+        done, _ = wait(running, _POLL_SECONDS, FIRST_COMPLETED)
+        for future in done:
+            report_end(running.pop(future), outcome(future))
+        look()
 
 
 ENGINES: Registry[type[Engine]] = Registry("engine")

@@ -2,18 +2,15 @@
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 
 from smoothadv.base.cpus import JOBS_AT_A_TIME
 from smoothadv.base.errors import UserError, counted
-from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, SweepContext
+from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, SweepContext, wait_for_jobs
 from smoothadv.sweep.job_execution import execute
 from smoothadv.sweep.jobs import SweepJob
-
-# This long at most until Ctrl-C is noticed, even if the system delivers the signal to another
-# thread.
-_POLL_SECONDS = 1.0
 
 
 @ENGINES.register("local")
@@ -23,29 +20,24 @@ class Local(Engine):
 
     def run(self, jobs: Sequence[SweepJob], context: SweepContext, report_end: ReportEnd) -> None:
         groups = self._groups(jobs, context)
-        stop, thread, not_taken = threading.Event(), threading.local(), iter(groups)
-
-        def take_gpus() -> None:
-            thread.gpus = next(not_taken)
+        stop, free = threading.Event(), SimpleQueue[tuple[str, ...]]()
+        for group in groups:
+            free.put(group)
 
         def work(job: SweepJob) -> str:
-            environment = {"CUDA_VISIBLE_DEVICES": ",".join(thread.gpus)} if thread.gpus else {}
-            return execute(
-                job, {**environment, JOBS_AT_A_TIME: str(len(groups))}, stop, {"engine": "local"}
-            )
-
-        with ThreadPoolExecutor(len(groups), initializer=take_gpus) as pool:
+            gpus = free.get()
+            environment = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+            environment[JOBS_AT_A_TIME] = str(len(groups))
             try:
-                futures = {pool.submit(work, job): job for job in jobs}
-                waiting = set(futures)
-                while waiting:
-                    done, waiting = wait(waiting, _POLL_SECONDS, FIRST_COMPLETED)
-                    for future in done:
-                        report_end(futures[future], future.result())
-            except BaseException:
-                stop.set()
-                pool.shutdown(cancel_futures=True)  # waits until the stages have stopped
-                raise
+                return execute(job, environment, stop, {"engine": "local"})
+            finally:
+                free.put(gpus)
+
+        with ThreadPoolExecutor(len(groups)) as pool:
+            try:
+                wait_for_jobs(jobs, lambda job: pool.submit(work, job), len(groups), report_end)
+            finally:
+                stop.set()  # and then the pool waits until the stages have stopped
 
     def _groups(self, jobs: Sequence[SweepJob], context: SweepContext) -> list[tuple[str, ...]]:
         """For each job that runs at a time, the GPUs that it gets; empty tuples without GPUs."""

@@ -11,16 +11,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from smoothadv.base.errors import UserError, first_line, optional_module
 from smoothadv.base.settings import SettingError, non_negative_int, setting
-from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, SweepContext
+from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, SweepContext, wait_for_jobs
 from smoothadv.sweep.job_execution import execute, stage_environment
 from smoothadv.sweep.jobs import FAILED, STOPPED, SweepJob
 
-_POLL_SECONDS = 2.0
 _KNOCK_SECONDS = 5.0
 # After this time without an answer the head counts as lost. Ray itself would end this process after
 # 60 s, without an exception.
@@ -97,29 +98,32 @@ class Ray(Engine):
     ) -> None:
         """Hand out all jobs and wait for them; an interruption stops them."""
         remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=self.retries)(attempt_job)
-        waiting = list(jobs)
-        running: dict[Any, SweepJob] = {}
-        answered = time.monotonic()
+        handles, answered = dict[Future[str], Any](), time.monotonic()
+
+        def submit(job: SweepJob) -> Future[str]:
+            handle = remote.remote(job)
+            future = handle.future()
+            handles[future] = handle
+            return future
+
+        def look() -> None:
+            nonlocal answered
+            if address is None or _answers(address):
+                answered = time.monotonic()
+            elif time.monotonic() - answered > _HEAD_GONE_SECONDS:
+                raise UserError(
+                    f"the Ray head at {address} is gone: start it, and run the same command again"
+                )
+
         try:
-            while waiting or running:
-                while waiting and len(running) < (self.jobs or len(jobs)):
-                    job = waiting.pop(0)
-                    running[remote.remote(job)] = job
-                done, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS)
-                for handle in done:
-                    report_end(running.pop(handle), _outcome(ray, handle))
-                if address is None or _answers(address):
-                    answered = time.monotonic()
-                elif time.monotonic() - answered > _HEAD_GONE_SECONDS:
-                    raise UserError(
-                        f"the Ray head at {address} is gone: start it, and run the same command "
-                        "again"
-                    )
+            outcome = partial(_outcome, ray)
+            wait_for_jobs(jobs, submit, self.jobs or len(jobs), report_end, outcome, look)
         finally:
+            running = [handle for future, handle in handles.items() if not future.done()]
             for handle in running:
                 ray.cancel(handle)
             if running:
-                ray.wait(list(running), num_returns=len(running), timeout=_GRACE_SECONDS)
+                ray.wait(running, num_returns=len(running), timeout=_GRACE_SECONDS)
 
 
 def _answers(address: str) -> bool:
@@ -167,9 +171,9 @@ def _connected(
             ray.shutdown()
 
 
-def _outcome(ray: Any, handle: Any) -> str:
+def _outcome(ray: Any, future: Future[str]) -> str:
     try:
-        return ray.get(handle)
+        return future.result()
     except ray.exceptions.RayTaskError as error:  # a defect: the job raised an exception
         print(error)
         return FAILED

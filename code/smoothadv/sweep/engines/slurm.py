@@ -11,16 +11,16 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from smoothadv.base.errors import UserError, optional_module
 from smoothadv.base.settings import SettingError, positive_int, setting
-from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, SweepContext
+from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, SweepContext, wait_for_jobs
 from smoothadv.sweep.job_execution import execute, stage_environment
 from smoothadv.sweep.jobs import DONE, FAILED, STOPPED, BusyError, SweepJob
 
-_POLL_SECONDS = 2.0
 _QUESTIONS, _PAUSE_SECONDS = 10, 15.0
 _CPUS_BESIDE_A_GPU = 8
 # How long a job whose stage was stopped waits for Slurm to end it, before it requeues itself.
@@ -61,10 +61,9 @@ class Slurm(Engine):
         help=f"CPUs per process (default: {_CPUS_BESIDE_A_GPU} with a GPU, else the grid's threads "
         "or 1)",
     )
-    sbatch: list[str] | None = setting(
+    sbatch: tuple[str, ...] | None = setting(
         None,
         parse=_key_value,
-        many=True,
         help="further options of sbatch as KEY=VALUE, like account=vision, or gpus-per-node=a100:1 "
         "for a kind of GPU",
     )
@@ -92,8 +91,20 @@ class Slurm(Engine):
                 with contextlib.suppress(BusyError), job.record.claim(patience=0):
                     if job.record.read() == before[job.key]:
                         job.record.write("queued", engine="slurm", id=identity)
-        if not self.detach:
-            self._wait(list(jobs), ids, report_end)
+        if self.detach:
+            return
+        ends = {job.key: Future[str]() for job in jobs}
+
+        def look() -> None:
+            """A job that has left the queue has ended; its record on the disk says how."""
+            queue = _queue(_QUESTIONS)
+            for job in jobs:
+                if ids[job.key] not in queue and not ends[job.key].done():
+                    state = job.record.read().get("state")
+                    # The record of a job that was killed still says "running".
+                    ends[job.key].set_result(state if state in (DONE, FAILED) else STOPPED)
+
+        wait_for_jobs(jobs, lambda job: ends[job.key], len(jobs), report_end, look=look)
 
     def _parameters(self, jobs: Sequence[SweepJob], context: SweepContext) -> dict[str, Any]:
         processes = max(job.processes for job in jobs)
@@ -122,19 +133,6 @@ class Slurm(Engine):
         if context.wants_gpus and not further.keys() & _GPU_OPTIONS:
             parameters["gpus_per_node"] = processes
         return parameters
-
-    @staticmethod
-    def _wait(jobs: list[SweepJob], ids: dict[str, str], report_end: ReportEnd) -> None:
-        """Report each job when it has left the queue; its record on the disk says how it ended."""
-        while jobs:
-            queue = _queue(_QUESTIONS)
-            for job in [job for job in jobs if ids[job.key] not in queue]:
-                jobs.remove(job)
-                state = job.record.read().get("state", STOPPED)
-                # The record of a job that was killed still says "running".
-                report_end(job, state if state in (DONE, FAILED) else STOPPED)
-            if jobs:
-                time.sleep(_POLL_SECONDS)
 
     def already_has(self, jobs: Iterable[SweepJob]) -> set[str]:
         submitted = [job for job in jobs if job.record.read().get("engine") == "slurm"]

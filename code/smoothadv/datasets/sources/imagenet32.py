@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 
-from smoothadv.base.errors import UserError
 from smoothadv.datasets import (
     CIFAR_MEAN,
     CIFAR_STD,
@@ -14,9 +13,10 @@ from smoothadv.datasets import (
     ImageDataset,
     Source,
     TrainingDefaults,
+    refusing,
 )
-from smoothadv.datasets.arrays import checked_arrays, plain_array, read_pickled_arrays
-from smoothadv.datasets.imagenet import OF_KIT
+from smoothadv.datasets.arrays import checked_arrays, in_memory, plain_array, read_arrays
+from smoothadv.datasets.sources.imagenet import OF_KIT
 
 _DESCRIPTION = DatasetDescription(
     name="imagenet32",
@@ -34,28 +34,23 @@ _RELEASED = "Imagenet32_train"
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """One file: images uint8 [N, 3, 32, 32] and labels 0..999, which the files count from 1."""
-    try:
-        batch = read_pickled_arrays(path)
+    with refusing(f"imagenet32 batch {path} (--data-dir names its folder) cannot be read"):
+        batch = read_arrays(path)
         images = plain_array(batch["data"]).reshape(-1, 3, 32, 32)
         labels = plain_array(batch["labels"]).astype(np.int64) - 1
-        return checked_arrays(images, labels, "data", "labels - 1", of=_DESCRIPTION)
-    except Exception as error:  # a damaged pickle can raise nearly anything
-        raise UserError(
-            f"imagenet32 batch {path} cannot be read: {error}; --data-dir names the folder of the "
-            "published batches"
-        ) from error
+        if labels.max(initial=0) >= _DESCRIPTION.num_classes:
+            raise ValueError(f"it has the label {labels.max() + 1}, expected 1 to 1000")
+        return checked_arrays(images, labels, "data", "labels - 1")
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
-    from smoothadv.datasets.images import InMemoryImages
-
     folder = data_dir or DEFAULT_DATA_DIR
     is_here = (folder / _FILES[split][0]).exists()
     if split == "train" and not is_here and (folder / _RELEASED).is_dir():
         folder = folder / _RELEASED
     parts = [_read(folder / name) for name in _FILES[split]]
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts))
-    return InMemoryImages(images, labels, _DESCRIPTION)
+    return in_memory(images, labels, _DESCRIPTION)
 
 
 DATASETS.register("imagenet32")(

@@ -33,10 +33,11 @@ import re
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,12 @@ from smoothadv.analysis.facts import FIELDS, Value, facts_of
 from smoothadv.analysis.logs import Log, condition
 from smoothadv.analysis.reading import read_logs, rounding_notes
 from smoothadv.base.errors import UserError, counted, escape
-from smoothadv.base.files import digest, file_digest, read_json
+from smoothadv.base.files import digest, file_digest, read_json, refuse_to_replace, write_json
 from smoothadv.base.settings import (
     Checked,
+    any_seed,
+    non_negative_int,
+    number,
     output_folder,
     perturbation_size,
     positive_int,
@@ -56,6 +60,7 @@ from smoothadv.base.settings import (
     probability,
     refuse_any,
     setting,
+    share_of_one,
 )
 from smoothadv.records.logs import (
     MODEL,
@@ -64,7 +69,7 @@ from smoothadv.records.logs import (
     manifest_path,
     read_manifest_file,
 )
-from smoothadv.records.manifests import METHODS, SETTINGS, WORDS, fits
+from smoothadv.records.manifests import METHODS, SETTINGS, expected
 from smoothadv.records.readers import read_fields, read_prediction_log
 from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES, Procedure
 from smoothadv.statistics.accuracy import abstention_rate
@@ -81,7 +86,6 @@ RECOMPUTED, NO_MANIFEST, NO_COUNTS = (
 )
 _VERIFIER = Path(__file__).parents[3] / "scripts" / "verify_log.py"
 """The second witness, which a clone has."""
-_SEED = SETTINGS["seed"]
 _CHECKED = [
     *("radii possible for n, alpha and sigma", "one row per image, in order"),
     "labels those of the dataset",
@@ -107,32 +111,30 @@ _LABELS = {
 count: the released logs of several groups agree on them."""
 _OWN_IMAGES = ("imagefolder", "npz")
 """Datasets whose place is a path of one machine: a card has their kind, or a stated name."""
-_FORMS = {
-    "card": f"whole {VERSION} to {VERSION}",
-    **dict.fromkeys(("name", "images.sha256", "log_sha256"), "text"),
-    **dict.fromkeys(("certificate", "procedure", "verified.by", "radii"), "text"),
-    **dict.fromkeys(("paper", "url", "extra_data", "images.fingerprint"), "text or null"),
-    **dict.fromkeys(
-        (f"facts.{name}" for name in FIELDS), "text or flag or null or number -1e300 to 1e300"
-    ),
-    "facts.dataset": "text",
-    "facts.sigma": "number 5e-324 to 10",
-    "facts.alpha": "number 5e-324 to 0.9999999999999999",
-    "facts.N": "whole 1 to 1000000000000000000",
-    "images.count": "whole 1 to 10000000",
-    "images.first": "whole 0 to 4000000000",
-    "images.skip": "whole 1 to 4000000000 or null",
-    "verified.notes": "null or list of text",
-    **dict.fromkeys(("images.of", "images.max"), "whole 0 to 4000000000000000000 or null"),
+_OR_NULL = (str, NoneType)
+_A_NUMBER = number(float, "a number from -1e300 to 1e300", lambda v: abs(v) <= 1e300)
+_FORMS: dict[str, Any] = {
+    "card": number(int, f"{VERSION}, a card's version", lambda v: v == VERSION),
+    **dict.fromkeys(("name", "images.sha256", "log_sha256"), str),
+    **dict.fromkeys(("certificate", "procedure", "verified.by", "radii"), str),
+    **dict.fromkeys(("paper", "url", "extra_data", "images.fingerprint"), _OR_NULL),
+    **dict.fromkeys((f"facts.{name}" for name in FIELDS), (*_OR_NULL, bool, _A_NUMBER)),
+    "facts.dataset": str,
+    **{f"facts.{name}": SETTINGS[name] for name in ("sigma", "alpha", "N")},
+    "images.count": number(int, "a whole number from 1 to 10000000", lambda v: 1 <= v <= 10**7),
+    "images.first": non_negative_int,
+    "images.skip": (positive_int, NoneType),
+    "verified.notes": (NoneType, [str]),
+    **dict.fromkeys(("images.of", "images.max"), (non_negative_int, NoneType)),
     **dict.fromkeys(
         ("verified.redrawn.rows", "verified.attacked.certificates", "verified.attacked.flipped"),
-        "whole 0 to 10000000 or null",
+        (non_negative_int, NoneType),
     ),
-    "values.clean_accuracy": "list of number 0 to 1",
-    AVERAGE: "list of number -100 to 100",
-    "values.abstention_rate": "number 0 to 1 or null",
+    "values.clean_accuracy": [share_of_one],
+    AVERAGE: [number(float, "a number from -100 to 100", lambda v: abs(v) <= 100)],
+    "values.abstention_rate": (share_of_one, NoneType),
 }
-"""What a reader needs of a card, in the words of ``records.manifests``."""
+"""What a reader needs of a card, as ``records.manifests`` states forms."""
 _PARSERS: Mapping[str, Any] = {
     **dict.fromkeys(("sigma", "noise"), positive_noise_level),
     **dict.fromkeys(("N", "num_steps", "num_noise_vec"), positive_int),
@@ -157,7 +159,6 @@ class CardSpec(Checked):
 
     logs: tuple[str, ...] = setting(
         parse=str,
-        many=True,
         flag="logs",
         metavar="LOG",
         keyword=False,
@@ -174,7 +175,6 @@ class CardSpec(Checked):
     fact: tuple[str, ...] = setting(
         (),
         parse=_fact,
-        many="extend",
         metavar="FIELD=VALUE",
         help=f"what logs do not say of themselves ({', '.join(FIELDS)})",
     )
@@ -227,6 +227,19 @@ class CardSpec(Checked):
             _refuse_other(self.check, before, *cards[0])
         return cards
 
+    def write(self) -> Iterator[str]:
+        """Write the cards, or check one; yields what was done, for people."""
+        cards = self.made()
+        if self.check:
+            yield f"{self.check} is the card of {cards[0][0]}"
+            return
+        for _, card in cards:
+            is_file = self.output.suffix == ".json"
+            path = self.output if is_file else self.output / file_name(card)
+            refuse_to_replace(path, "card", b'{\n  "card": ')
+            write_json(path, card)
+            yield f"wrote {path}"
+
 
 @dataclass(frozen=True)
 class Card:
@@ -268,11 +281,10 @@ def read_card(path: Path) -> Card:
     try:
         content = read_json(path)
         known = flat(content) if isinstance(content, dict) else {}
-        wrong = [name for name, form in _FORMS.items() if not fits(known.get(name), form)]
-        if wrong:
-            found = escape(json.dumps(known.get(wrong[0])), 60)
-            expected = " ".join(WORDS.get(word, word) for word in _FORMS[wrong[0]].split())
-            raise ValueError(f"its {wrong[0]} is {found}; {expected} is expected")
+        for name, form in _FORMS.items():
+            if wanted := expected(known.get(name), form):
+                found = escape(json.dumps(known.get(name)), 60)
+                raise ValueError(f"its {name} is {found}; expected {wanted}")
         halves = np.frombuffer(_unpacked(content), np.uint8).reshape(2, known["images.count"])
         card = Card(path, content, halves.T.astype(np.int64) @ [1, 256])
         refuse_any(
@@ -544,7 +556,8 @@ def _redrawn(path: Path, log: Path, sha256: str, rows: int) -> dict[str, Any]:
         if content["log_sha256"] != sha256:
             raise UserError(f"{path} is not of {log}: it was changed, or is another log")
         redrawn = {name: content[f"redrawn.{name}"] for name in ("rows", "seed")}
-        if not fits(redrawn["rows"], f"whole 0 to {rows}") or not fits(redrawn["seed"], _SEED):
+        count, seed = redrawn["rows"], redrawn["seed"]
+        if expected([count, seed], [any_seed]) or count > rows:
             raise ValueError(f"it says that {json.dumps(redrawn)[:60]} of {rows} rows were redrawn")
         return redrawn
     except _REASONS as error:

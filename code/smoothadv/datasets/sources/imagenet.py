@@ -8,8 +8,8 @@ from pathlib import Path
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import digest
 from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, ImageDataset, Source, photographs
-from smoothadv.datasets.image_files import ImageFiles, class_folders
 from smoothadv.datasets.preparation import Preparation
+from smoothadv.datasets.stored import ImageFiles, class_folders
 
 # Of each class the synset, in order; its number in the development kit, from 1 on; and "tiny" if it
 # is one of Tiny ImageNet.

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from smoothadv.datasets import DATASETS, DatasetDescription, ImageDataset, Source, TrainingDefaults
+from smoothadv.datasets.arrays import in_memory
 
 _DESCRIPTION = DatasetDescription(
     name="digits",
@@ -41,11 +42,9 @@ def _arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
-    from smoothadv.datasets.images import InMemoryImages
-
     images, labels, is_test = _arrays()
     chosen = is_test if split == "test" else ~is_test
-    return InMemoryImages(images[chosen], labels[chosen], _DESCRIPTION)
+    return in_memory(images[chosen], labels[chosen], _DESCRIPTION)
 
 
 DATASETS.register("digits")(Source(describe=lambda location, data_dir: _DESCRIPTION, load=_load))

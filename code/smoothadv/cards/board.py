@@ -5,14 +5,13 @@ certificate are equal, so that the entries of a ranking can be paired image by i
 """
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from smoothadv.analysis.card import AVERAGE, LEVEL, PER_UNIT, Card, read_card, shares
 from smoothadv.analysis.compare import mcnemar_p_value
 from smoothadv.analysis.logs import group_by
 from smoothadv.analysis.report import Section, page, part
@@ -25,6 +24,7 @@ from smoothadv.analysis.table_formats import (
     columns_of,
 )
 from smoothadv.base.errors import UserError, counted, warn
+from smoothadv.base.files import PAGE, refuse_to_replace, write_text
 from smoothadv.base.settings import (
     Checked,
     SettingError,
@@ -33,6 +33,7 @@ from smoothadv.base.settings import (
     positive_int,
     setting,
 )
+from smoothadv.cards.card import AVERAGE, LEVEL, PER_UNIT, Card, read_card, shares
 from smoothadv.records.logs import is_manifest
 
 _HOW_TO_READ = (
@@ -69,7 +70,6 @@ class BoardSpec(Checked):
 
     cards: tuple[str, ...] = setting(
         parse=str,
-        many=True,
         flag="cards",
         metavar="CARD",
         keyword=False,
@@ -77,7 +77,6 @@ class BoardSpec(Checked):
     )
     radii: tuple[float, ...] | None = setting(
         None,
-        many=True,
         parse=_radius,
         help="radii of the columns (default: those of the cards at which anything is certified)",
     )
@@ -90,10 +89,9 @@ class BoardSpec(Checked):
         keyword=False,
         help="format of standard output",
     )
-    output: tuple[Path, ...] = setting(
+    output: list[Path] = setting(
         (),
         parse=_file,
-        many="append",
         flag="-o --output",
         metavar="FILE",
         keyword=False,
@@ -145,6 +143,16 @@ class BoardSpec(Checked):
             shown = "\n".join(write(one) for one in (table, *tests))
             texts.append(f"### {name}\n\n{common}{shown}")
         return "\n".join(texts)
+
+    def write(self) -> Iterator[str]:
+        """Write the board; yields what was done, or the board itself if no file is named."""
+        for path in self.output:
+            starts = b"### ", b"ranking,", b'[\n  {\n    "ranking"'
+            refuse_to_replace(path, "board", PAGE[1], *starts)
+            write_text(path, self.text(FORMS[path.suffix]))
+            yield f"wrote {path}"
+        if not self.output:
+            yield self.text(self.format).removesuffix("\n")
 
     def _radii(self, cards: Sequence[Card]) -> list[float]:
         if self.radii:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from smoothadv.base.errors import UserError, first_line
 from smoothadv.datasets import (
     CIFAR_TRAINING,
     DATASETS,
@@ -10,10 +9,10 @@ from smoothadv.datasets import (
     DatasetDescription,
     ImageDataset,
     Source,
+    refusing,
 )
-from smoothadv.datasets.image_files import SUFFIXES
-from smoothadv.datasets.imagefolder import FolderImages
-from smoothadv.datasets.imagenet import OF_TINY
+from smoothadv.datasets.sources.imagenet import OF_TINY
+from smoothadv.datasets.stored import ImageFiles, image_files
 
 _DESCRIPTION = DatasetDescription(
     name="tiny-imagenet",
@@ -34,27 +33,24 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     from smoothadv.datasets.images import ImagesOnDemand
 
     folder = (data_dir or DEFAULT_DATA_DIR) / "tiny-imagenet-200"
-    try:
+    images = ImageFiles(folder, OF_TINY)
+    with refusing(
+        f"tiny-imagenet: {folder} (--data-dir names the folder above it) is not as published, with "
+        "train/WNID/images/, val/images/ and val/val_annotations.txt, and has no val/WNID/ instead"
+    ):
         if split == "test" and not (folder / "val" / OF_TINY[0]).is_dir():
             lines = (folder / "val/val_annotations.txt").read_text().splitlines()
             rows = [line.split("\t") for line in lines]
-            files = [(folder / "val/images" / row[0], OF_TINY.index(row[1])) for row in rows]
+            images.files = [(folder / "val/images" / row[0], OF_TINY.index(row[1])) for row in rows]
         else:
             folders = [folder / ("val" if split == "test" else split) / name for name in OF_TINY]
-            files = [
+            images.files = [
                 (path, label)
                 for label, of in enumerate(folders)
-                for path in sorted((of / "images" if (of / "images").is_dir() else of).iterdir())
-                if path.suffix.lower() in SUFFIXES
+                for path in image_files(
+                    (of / "images" if (of / "images").is_dir() else of).iterdir()
+                )
             ]
-    except (OSError, ValueError, IndexError) as error:
-        raise UserError(
-            f"tiny-imagenet: {folder} is not as published, with train/WNID/images/, val/images/ "
-            "and val/val_annotations.txt, and has no val/WNID/ instead: "
-            f"{first_line(error)}; --data-dir names the folder above it"
-        ) from error
-    images = FolderImages(folder, OF_TINY)
-    images.files = files
     return ImagesOnDemand(images, _DESCRIPTION)
 
 

@@ -6,17 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
-from smoothadv.base.errors import UserError
 from smoothadv.datasets import (
     CIFAR_TRAINING,
     DATASETS,
     DatasetDescription,
     ImageDataset,
     constants,
+    refusing,
 )
 from smoothadv.datasets.arrays import checked_arrays
-from smoothadv.datasets.image_files import Image, Made, StoredImages
-from smoothadv.datasets.stored import stored_source
+from smoothadv.datasets.preparation import Image
+from smoothadv.datasets.sources import stored_source
+from smoothadv.datasets.stored import Made, StoredImages
 
 _NAMES = (
     ("train", ("x_train", "y_train")),
@@ -33,20 +34,15 @@ def _read(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     not read.
     """
     found = {}
-    try:
-        with np.load(path, allow_pickle=False) as content:
-            for split, names in _NAMES:
-                if split not in found and {*names} <= {*content}:
-                    found[split] = checked_arrays(*(content[name] for name in names), *names)
-            if len({(images.dtype, images.shape[1:]) for images, _ in found.values()}) != 1:
-                expected = " or ".join(" and ".join(names) for _, names in _NAMES)
-                raise ValueError(
-                    f"it holds {', '.join(content)[:200]}; expected {expected}, of one shape and "
-                    "type"
-                )
-    except Exception as error:  # a damaged file can raise nearly anything
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:500]
-        raise UserError(f"npz: {path} cannot be read: {reason}") from error
+    with refusing(f"npz: {path} cannot be read"), np.load(path, allow_pickle=False) as content:
+        for split, names in _NAMES:
+            if split not in found and {*names} <= {*content}:
+                found[split] = checked_arrays(*(content[name] for name in names), *names)
+        if len({(images.dtype, images.shape[1:]) for images, _ in found.values()}) != 1:
+            expected = " or ".join(" and ".join(names) for _, names in _NAMES)
+            raise ValueError(
+                f"it holds {', '.join(content)[:200]}; expected {expected}, of one shape and type"
+            )
     return found
 
 

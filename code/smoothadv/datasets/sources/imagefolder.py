@@ -3,32 +3,18 @@ size or prepared.
 """
 
 import re
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from smoothadv.base.errors import UserError
-from smoothadv.base.files import cached, digest, state_of
 from smoothadv.datasets import DATASETS, SPLITS
-from smoothadv.datasets.image_files import ImageFiles, StoredImages, class_folders
-from smoothadv.datasets.stored import stored_source
+from smoothadv.datasets.sources import stored_source
+from smoothadv.datasets.stored import ImageFiles, StoredImages, class_folders
 
 _WORDS = (
     ("train", {"train", "training"}),
     ("test", {"test", "testing"}),
     ("test", {"val", "valid", "validation"}),  # where there is nothing else to test on
 )
-
-
-class FolderImages(ImageFiles):
-    """Later processes remember what was computed of the files while these stay as they are."""
-
-    def remembered(self, what: str, indices: Sequence[int], compute: Callable[[], str]) -> str:
-        import PIL
-
-        files = map(self.files.__getitem__, indices)
-        facts = [f"{label} {state_of(path)}\n" for path, label in files]
-        key = digest([what, PIL.__version__, *facts])
-        return cached(f"imagefolder-{key}", lambda: compute().encode()).decode()
 
 
 def _split_folders(root: Path) -> dict[str, Path]:
@@ -82,7 +68,7 @@ def _splits(path: str) -> dict[str, StoredImages]:
             f"imagefolder: {first} holds {', '.join(classes)[:200]}, and {other[0]} is no class: "
             "put images into a folder per class"
         )
-    return {split: FolderImages(folder, classes) for split, folder in folders.items()}
+    return {split: ImageFiles(folder, classes) for split, folder in folders.items()}
 
 
 DATASETS.register("imagefolder")(

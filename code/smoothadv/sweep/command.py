@@ -31,7 +31,7 @@ from smoothadv.cli.runner import (
     terminable,
 )
 from smoothadv.sweep.engines import ENGINES, Engine, SweepContext
-from smoothadv.sweep.grid import MOST_MODELS, Grid, read_grid
+from smoothadv.sweep.grid import MOST_MODELS, Grid, read_grids
 from smoothadv.sweep.jobs import (
     BLOCKED,
     DONE,
@@ -42,8 +42,9 @@ from smoothadv.sweep.jobs import (
     JobState,
     SweepJob,
     state_of,
+    time_of_done_jobs,
 )
-from smoothadv.sweep.stages import EvaluationStage, logged_seconds
+from smoothadv.sweep.stages import Stage
 
 _EXAMPLES = """examples:
   python code/sweep.py plan scripts/grids/paper-cifar10-pgd.toml
@@ -68,7 +69,6 @@ class _SweepOptions(Checked):
 
     grids: tuple[Path, ...] = setting(
         parse=Path,
-        many=True,
         flag="grids",
         metavar="GRID",
         help="file that describes a sweep, or a name from scripts/grids like digits-smoke",
@@ -76,7 +76,6 @@ class _SweepOptions(Checked):
     only: tuple[str, ...] | None = setting(
         None,
         parse=str,
-        many=True,
         metavar="PATTERN",
         help="only jobs whose folder matches one of these, like '*noise_0.25*'",
     )
@@ -161,27 +160,14 @@ def _sweep(parser: Parser, options: Options, command: Sequence[str]) -> None:
     act(asked, options)
 
 
-def _read_grids(asked: _SweepOptions) -> list[Grid]:
-    grids = [read_grid(path, asked.max_models) for path in asked.grids]
-    for first, second in itertools.combinations(grids, 2):
-        for kind in ("models", "logs"):
-            folder = getattr(second, kind)
-            if getattr(first, kind).resolve() == folder.resolve():
-                raise UserError(
-                    f"{first.path} and {second.path} have the same folder of {kind}, {folder}: "
-                    "name another in one of them"
-                )
-    return grids
-
-
 def _read_sweeps(asked: _SweepOptions, grids: Sequence[Grid] | None = None) -> Sweeps:
     """The ``grids`` (None: read from the files that the options name) with the jobs that --only
     selects, by default all.
     """
-    grids = _read_grids(asked) if grids is None else grids
+    grids = read_grids(asked.grids, asked.max_models) if grids is None else grids
     # Imports the commands of the jobs, and torch: the help and an error in a grid's file do not
     # wait for these.
-    from smoothadv.cli.expectations import CommandReader
+    from smoothadv.sweep.expectations import CommandReader
     from smoothadv.sweep.planning import plan_jobs
 
     commands = CommandReader()
@@ -202,13 +188,12 @@ def _read_sweeps(asked: _SweepOptions, grids: Sequence[Grid] | None = None) -> S
 
 def _with_bar(sweeps: Sweeps) -> Progress:
     """All jobs, with a bar while the files of one after the other are read."""
-    return Progress(
-        [job for _, jobs in sweeps for job in jobs], "checking files", unit="job", delay=1
-    )
+    jobs = [job for _, jobs in sweeps for job in jobs]
+    return Progress(jobs, "checking files", unit="job", delay=1)
 
 
 def _with_states(sweeps: Sweeps, looks_for_images: bool = False) -> list[JobAndState]:
-    from smoothadv.cli.expectations import CommandReader
+    from smoothadv.sweep.expectations import CommandReader
 
     further = [CommandReader().lacking] if looks_for_images else []
     return [(job, state_of(job, *further)) for job in _with_bar(sweeps)]
@@ -223,13 +208,13 @@ def _plan(asked: _StatusOptions, options: Options) -> None:
     sweeps = _read_sweeps(asked)
     for grid, jobs in sweeps:
         # For people: what follows the training.
-        rows = [[job.group, job.name, ", ".join(_then(job)) or "nothing"] for job in jobs]
-        print(f"{grid.name}: {grid.about}")
+        rows = [[job.group, job.name, ", ".join(job.then) or "nothing"] for job in jobs]
+        models = counted(len(grid.trained), "model")
         print(
-            f"{counted(len(jobs), 'job')}, {counted(len(grid.trained), 'model')} = {grid.formula}"
+            f"{grid.name}: {grid.about}\n{counted(len(jobs), 'job')}, {models} = {grid.formula}\n"
+            f"models in {grid.models}, logs in {grid.logs}\n"
         )
-        print(f"models in {grid.models}, logs in {grid.logs}\n")
-        if text := _time_of_done_jobs(jobs):
+        if text := time_of_done_jobs(jobs):
             print(f"{text}\n")
         most = _MOST_JOBS if asked.format == "markdown" else len(rows)
         _print_table(("group", "folder", "then"), rows[:most], asked.format)
@@ -238,25 +223,8 @@ def _plan(asked: _StatusOptions, options: Options) -> None:
         print()
     if len(sweeps) > 1:
         counts = [len(grid.trained) for grid, _ in sweeps]
-        names = ", ".join(grid.name for grid, _ in sweeps)
-        print(f"{counted(sum(counts), 'model')} = {' + '.join(map(str, counts))}, of {names}")
-
-
-def _then(job: SweepJob) -> list[str]:
-    perhaps = (f"perhaps {table.command} {table.name}" for table in job.pending)
-    return [*(stage.title for stage in job.evaluations), *perhaps]
-
-
-def _time_of_done_jobs(jobs: Sequence[SweepJob]) -> str:
-    """How many jobs are done, and the times in their logs; "" if none is."""
-    done = [job for job in jobs if job.stages and state_of(job).kind == DONE]
-    if not done:
-        return ""
-    total = sum(logged_seconds(stage) for job in done for stage in job.stages)
-    each, all_together = (timedelta(seconds=round(time)) for time in (total / len(done), total))
-    return (
-        f"{counted(len(done), 'job')} done; the logs have times of {all_together}, {each} per job"
-    )
+        total = f"{counted(sum(counts), 'model')} = {' + '.join(map(str, counts))}"
+        print(f"{total}, of {', '.join(grid.name for grid, _ in sweeps)}")
 
 
 def _status(asked: _StatusOptions, options: Options) -> None:
@@ -287,7 +255,7 @@ def _work(asked: _RunOptions, options: Options) -> None:
     kinds = {FAILED} if options["action"] == "retry" else {WAITING, STOPPED}
     refuse_foreign_settings(options, ENGINES, "--engine", asked.engine)
     engine = compose(ENGINES[asked.engine], options, f"--engine {asked.engine}")
-    grids = _read_grids(asked)  # once: their files may change while a sweep runs
+    grids = read_grids(asked.grids, asked.max_models)  # once: they may change while a sweep runs
     started: set[tuple[str, int]] = set()
     while True:
         sweeps = _read_sweeps(asked, grids)
@@ -307,27 +275,24 @@ def _work(asked: _RunOptions, options: Options) -> None:
         if not to_do:
             break
         started |= wanted.keys()
-        _run_jobs(engine, to_do, _context(sweeps, asked.device))
+        names = "-".join(grid.name for grid, _ in sweeps)
+        _run_jobs(engine, to_do, context_of(names, sweeps[0][0].logs, asked.device))
     print(_summary(sweeps, jobs))
     _conclude(jobs, asked, is_detached=getattr(engine, "detach", False))
 
 
-def _context(sweeps: Sweeps, device: str | None) -> SweepContext:
+def context_of(name: str, folder: Path, device: str | None) -> SweepContext:
+    """The context of a sweep that is started here, for ``device`` (None: GPUs where there are
+    any).
+    """
     import torch
 
-    name, folder = "-".join(grid.name for grid, _ in sweeps), sweeps[0][0].logs
     if device == "cpu":
         return SweepContext(name, folder, (), wants_gpus=False)
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return SweepContext(name, folder, visible_gpus(named, torch.cuda.device_count()))
-
-
-def visible_gpus(named: str | None, count: int) -> tuple[str, ...]:
-    """The names of the ``count`` visible GPUs; ``named`` is the variable CUDA_VISIBLE_DEVICES."""
-    names = [name.strip() for name in (named or "").split(",") if name.strip()] or [
-        str(i) for i in range(count)
-    ]
-    return tuple(names[:count])
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    names = [name.strip() for name in named if name.strip()]
+    count = torch.cuda.device_count()
+    return SweepContext(name, folder, tuple(names or map(str, range(count)))[:count])
 
 
 def _run_jobs(engine: Engine, jobs: list[SweepJob], context: SweepContext) -> None:
@@ -338,10 +303,9 @@ def _run_jobs(engine: Engine, jobs: list[SweepJob], context: SweepContext) -> No
         def report_end(job: SweepJob, outcome: str) -> None:
             bar.update()
             elapsed = timedelta(seconds=round(time.monotonic() - start))
+            line = f"{next(numbers):4d}/{len(jobs)}  {elapsed}  {outcome:8s}{job.name}"
             with bar.external_write_mode():
-                print(
-                    f"{next(numbers):4d}/{len(jobs)}  {elapsed}  {outcome:8s}{job.name}", flush=True
-                )
+                print(line, flush=True)
 
         with terminable():
             engine.run(jobs, context, report_end)
@@ -350,34 +314,24 @@ def _run_jobs(engine: Engine, jobs: list[SweepJob], context: SweepContext) -> No
 def _conclude(jobs: Sequence[JobAndState], asked: _RunOptions, is_detached: bool) -> None:
     """Say how to go on; UserError unless every job is done or, if detached, none has failed."""
     command, words = asked.command, asked.words
-    kinds = Counter(state.kind for _, state in jobs)
-    if set(kinds) == {DONE}:
+    not_done = [(job, state) for job, state in jobs if state.kind != DONE]
+    if not not_done:
         print(f"report: {command} report {words}")
         return
-    warnings = [
-        f"{state.kind}: {job.name}: {state.detail}" + f"; {job.record.log}" * (state.kind == FAILED)
-        for job, state in jobs
-        if state.kind in (FAILED, BLOCKED)
-    ]
-    for warning in warnings[:_MOST_WARNINGS]:
-        warn(warning)
-    if is_detached and FAILED not in kinds:
-        is_pending = any(job.pending or not job.training for job, _ in jobs)
-        if is_pending or BLOCKED in kinds:
-            print(f"others wait for these jobs: then, run {command} run {words} again")
+    has_failed = any(state.kind == FAILED for _, state in not_done)
+    hindered = [(job, state) for job, state in not_done if state.kind in (FAILED, BLOCKED)]
+    for job, state in hindered[:_MOST_WARNINGS]:
+        log = f"; {job.record.log}" if state.kind == FAILED else ""
+        warn(f"{state.kind}: {job.name}: {state.detail}{log}")
+    if is_detached and not has_failed:
+        print(f"when these jobs have ended, {command} run {words} does what waits for them")
         return
-    advice = f"see {command} status {words}"
-    if kinds.keys() & {WAITING, STOPPED, BLOCKED}:
-        advice += f"; {command} run {words} continues"
-    failed = [job for job, state in jobs if state.kind == FAILED]
-    conflicts = [job for job in failed if any(stage.progress().conflict for stage in job.stages)]
-    if len(failed) > len(conflicts):
-        advice += f"; {command} retry {words} runs the failed ones again"
-    if conflicts:
-        advice += "; where a model or log is in conflict, give the grid other models and logs, or "
-        advice += "remove that one"
-    not_done = len(jobs) - kinds[DONE]
-    raise UserError(f"{not_done} of {counted(len(jobs), 'job')} not done: {advice}")
+    raise UserError(
+        f"{len(not_done)} of {counted(len(jobs), 'job')} not done: see {command} status {words}; "
+        f"{command} run {words} continues, {command} retry {words} runs failed jobs again, too; "
+        "where a model or log is in conflict, give the grid other models and logs, or remove that "
+        "one"
+    )
 
 
 def _report(asked: _ReportOptions, options: Options) -> None:
@@ -393,14 +347,10 @@ def _report(asked: _ReportOptions, options: Options) -> None:
     refuse_to_replace(page, *PAGE)
     jobs, arguments, unfinished = _with_bar(sweeps), [], 0
     for job in jobs:
-        stages = [stage for stage in job.evaluations if _is_reported(stage, report.unfinished)]
-        unfinished += len(stages) < len(job.evaluations)
-        paths = [log for stage in stages for log in stage.logs if log.exists()]
-        if job.training and job.training.progress().is_complete:
-            paths += job.training.logs
-        for path in paths:
-            name = path.relative_to(job.cwd) if path.is_relative_to(job.cwd) else path
-            arguments.append(f"{job.group}={name}")
+        stages = [stage for stage in job.stages if _is_reported(stage, report.unfinished)]
+        unfinished += len(stages) < len(job.stages)
+        logs = [log for stage in stages for log in stage.logs if log.exists()]
+        arguments += [f"{job.group}={os.path.relpath(log)}" for log in logs]
     if not arguments:
         raise UserError(
             f"none of {counted(len(jobs), 'job')} has a finished log yet: {asked.command} run "
@@ -411,14 +361,13 @@ def _report(asked: _ReportOptions, options: Options) -> None:
             f"{unfinished} of {counted(len(jobs), 'job')} unfinished: their incomplete logs are "
             "left out"
         )
-    logs = read_logs(arguments, Report.kinds, warn=warn)
     if report.title == Report.title and len(grids) == 1:
         report = replace(report, title=grids[0].about)
-    write_text(page, report(logs))
+    write_text(page, report(read_logs(arguments, Report.kinds, warn=warn)))
     print(f"wrote {page}")
 
 
-def _is_reported(stage: EvaluationStage, unfinished: bool) -> bool:
+def _is_reported(stage: Stage, unfinished: bool) -> bool:
     reached = stage.progress()
     return reached.is_complete or (unfinished and reached.done > 0 and not reached.conflict)
 

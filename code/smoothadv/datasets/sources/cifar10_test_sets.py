@@ -8,10 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
-from smoothadv.base.errors import UserError, counted, first_line
-from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, DatasetDescription, ImageDataset, Source
-from smoothadv.datasets.arrays import checked_arrays
-from smoothadv.datasets.downloaded import CIFAR10
+from smoothadv.base.errors import UserError, counted
+from smoothadv.datasets import (
+    DATASETS,
+    DEFAULT_DATA_DIR,
+    DatasetDescription,
+    ImageDataset,
+    Source,
+    refusing,
+)
+from smoothadv.datasets.arrays import in_memory
+from smoothadv.datasets.sources.downloaded import CIFAR10
 
 _CORRUPTIONS = """
     gaussian_noise shot_noise impulse_noise defocus_blur glass_blur motion_blur zoom_blur snow frost
@@ -33,28 +40,21 @@ def _source(name: str, arrays: Callable[[str], _Arrays], location: str = "") -> 
         return replace(CIFAR10, name=f"{name}:{location}" if location else name)
 
     def load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
-        from smoothadv.datasets.images import InMemoryImages
-
         description, (*files, count, chosen) = describe(location, data_dir), arrays(location)
         if split != "test":
             raise UserError(
                 f"{description.name} has test images only; those to train on are in cifar10"
             )
-        folder = data_dir or DEFAULT_DATA_DIR
-        try:
+        folder, names = data_dir or DEFAULT_DATA_DIR, " and ".join(files)
+        published = f"the published {names} in {folder} (--data-dir)"
+        with refusing(f"{description.name} needs {published}"):
             images, labels = (np.load(folder / file, mmap_mode="r") for file in files)
             if not len(images) == len(labels) == count:
                 raise ValueError(
                     f"found {counted(len(images), 'image')} and {counted(len(labels), 'label')}, "
                     f"expected {count:,}"
                 )
-            images, labels = checked_arrays(images[chosen], labels[chosen], *files, of=description)
-        except Exception as error:  # a damaged file can raise nearly anything
-            raise UserError(
-                f"{description.name} needs the published {' and '.join(files)} in {folder} "
-                f"(--data-dir): {first_line(error)}"
-            ) from error
-        return InMemoryImages(images, labels, description)
+            return in_memory(images[chosen], labels[chosen], description, (files[0], files[1]))
 
     return Source(describe, load, takes_location=bool(location), location=location)
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from smoothadv.analysis.board import rankings, sign_flip_p_value
-from smoothadv.analysis.card import Card, CardSpec, file_name, read_card
+from smoothadv.cards.board import rankings, sign_flip_p_value
+from smoothadv.cards.card import Card, CardSpec, file_name, read_card
 from support.analyzed_folder import log, records
 from support.commands import call, refused
 from support.report_page import Page
@@ -31,7 +31,7 @@ def card(name: str, radii: Sequence[float] = (0.5,) * 10, released: bool = False
 @pytest.fixture
 def unverified(monkeypatch, workplace):
     """The script refuses these logs, which have no counts and hardly a manifest."""
-    monkeypatch.setattr("smoothadv.analysis.card._run_verifier", lambda path: None)
+    monkeypatch.setattr("smoothadv.cards.card._run_verifier", lambda path: None)
     return workplace
 
 
@@ -110,8 +110,7 @@ def test_neighbours_are_tested_on_the_same_images(three, capsys):
 
 def test_page_has_every_entry_with_numbers_to_sort_by(three, capsys):
     assert call(capsys, "analyze", "board", ".", "-o", "board.html").code == 0
-    text = Path("board.html").read_text()
-    page = Page(text)
+    page = Page(Path("board.html").read_text())
     (ranking,) = (table for caption, table in page.tables.items() if caption == "Ranking")
     assert [row[0] for row in ranking[1:]] == ["near", "good", "poor"]
     assert [float(row[ranking[0].index("ACR")].split()[0]) for row in ranking[1:]] == [
@@ -119,13 +118,9 @@ def test_page_has_every_entry_with_numbers_to_sort_by(three, capsys):
     ]
     sorted_by = [one["data-value"] for one in page.all("td") if one["class"] == "number"]
     assert [*map(float, sorted_by)] == [0.675, 0.65, 0.25]
-    assert "makeSortable(table)" in text and "addFilter(table)" in text
-    assert not [tag for tag, has in page.tags if str(has.get("src", "")).startswith("http")]
 
 
-def test_top_radii_and_files(three, capsys):
-    outcome = call(capsys, "analyze", "board", "*.json", "--top", 1, "--radii", 0.6, "-o", "a.csv")
-    assert outcome.code == 0 and Path("a.csv").read_text().count("\nnear") == 0
+def test_top_and_radii_choose_rows_and_columns(three, capsys):
     (row,) = records(
         call(capsys, "analyze", "board", ".", "--top", 1, "--radii", 0.6, "--format", "json")
     )
@@ -169,7 +164,7 @@ def test_committed_cards_have_the_published_values(repository):
     page = (repository / "docs/board.md").read_text()
     assert all(
         f"{round(one['values.average_certified_radius'][0], 3):.3f} (" in page
-        for one in of_imagenet[:3]
+        for one in [one for one in everything if one["facts.sigma"] == 0.5][:3]
     )
 
 

@@ -1,24 +1,32 @@
-"""Puts a checkpoint on the Hugging Face hub, with a model card made of what it and its logs record.
-
-Importing this does without torch.
+"""push: a checkpoint goes to the Hugging Face hub, where hf-hub:OWNER/NAME names it, with a model
+card made of what it and its logs record.
 """
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
-from smoothadv.analysis.board import BoardSpec
 from smoothadv.analysis.facts import FIELDS, display, recipe_facts
 from smoothadv.analysis.table_formats import FORMATS, Table, columns_of
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import write_atomically
 from smoothadv.base.settings import Checked, SettingError, output_folder, setting
+from smoothadv.cards.board import BoardSpec
+from smoothadv.cli.runner import Options, Parser, given_settings, run
 from smoothadv.models.name import HUB, members_of
 from smoothadv.records.logs import flat
 
+_EXAMPLES = """examples:
+  python code/push.py models/pgd_0.25/checkpoint.pth.tar me/pgd-0.25 --to files
+  python code/push.py models/pgd_0.25/checkpoint.pth.tar me/pgd-0.25 --card cards/pgd_0.25.json
+  python code/certify.py cifar10 hf-hub:me/pgd-0.25 0.25 logs/pgd_0.25.tsv --skip 20
+With --to nothing is uploaded. It needs pip install 'smoothadv[hub]', and a token: hf auth login.
+"""
 _TAGS = ("randomized-smoothing", "certified-robustness", "adversarial-robustness")
 _CERTIFIED = """## Certified
 
@@ -51,7 +59,6 @@ class PushSpec(Checked):
     card: tuple[str, ...] = setting(
         (),
         parse=str,
-        many="extend",
         metavar="CARD",
         help="cards that analyze card made of logs of this checkpoint: their certified accuracies "
         "become part of the model card",
@@ -178,3 +185,21 @@ def _model_card(spec: PushSpec, fields: dict[str, Any], board: str) -> str:
         f"{_CERTIFIED}\n\n{board}" * bool(board),
     ]
     return "\n".join(parts)
+
+
+make_parser = partial(
+    Parser,
+    prog="push",
+    kinds=[PushSpec],
+    epilog=_EXAMPLES,
+    description="Put a checkpoint on the Hugging Face hub: weights as safetensors, what is needed "
+    "to use them, and a model card. Certify it there as hf-hub:OWNER/NAME@REVISION.",
+)
+
+
+def _push(parser: Parser, options: Options, command: Sequence[str]) -> None:
+    for line in push(PushSpec(**given_settings(PushSpec, options))):
+        print(line)
+
+
+main = partial(run, "push", make_parser, _push)

@@ -19,7 +19,7 @@ from smoothadv.datasets import (
     Source,
     TrainingDefaults,
 )
-from smoothadv.datasets.arrays import checked_arrays
+from smoothadv.datasets.arrays import in_memory
 
 _CIFAR10_CLASSES = (
     "airplane",
@@ -106,21 +106,15 @@ _SVHN = DatasetDescription(
     horizontal_flip=False,
 )
 
-_Files = list[tuple[str, str]]
 
-
-def _files(kind: Any, split: str) -> tuple[_Files, _Files]:
-    """The published files of a class of torchvision.datasets, and those that it extracts, each as
-    (path below the data folder, MD5).
-    """
+def _files(kind: Any, split: str) -> dict[str, str]:
+    """The published files of a class of torchvision.datasets: MD5 by path below the data folder."""
     if hasattr(kind, "resources"):
-        return [(f"{kind.__name__}/raw/{name}", md5) for name, md5 in kind.resources], []
+        return {f"{kind.__name__}/raw/{name}": md5 for name, md5 in kind.resources}
     if hasattr(kind, "split_list"):
-        return [kind.split_list[split][1:]], []
-    extracted = (*kind.train_list, *kind.test_list)
-    return [(kind.filename, kind.tgz_md5)], [
-        (f"{kind.base_folder}/{name}", md5) for name, md5 in extracted
-    ]
+        _, name, md5 = kind.split_list[split]
+        return {name: md5}
+    return {kind.filename: kind.tgz_md5}
 
 
 def _downloaded(kind: str, description: DatasetDescription) -> Source:
@@ -132,32 +126,27 @@ def _downloaded(kind: str, description: DatasetDescription) -> Source:
         from torchvision import datasets
         from torchvision.datasets.utils import check_integrity
 
-        from smoothadv.datasets.images import InMemoryImages
-
         folder, found = data_dir or DEFAULT_DATA_DIR, getattr(datasets, kind)
         splits = {"split": split} if kind == "SVHN" else {"train": split == "train"}
         try:
             raw = found(str(folder), download=True, **splits)
             labels = raw.labels if kind == "SVHN" else raw.targets
-            images, labels = checked_arrays(
-                np.asarray(raw.data), np.asarray(labels), "images", "labels", of=description
-            )
+            return in_memory(np.asarray(raw.data), np.asarray(labels), description)
         except Exception as error:  # a damaged file that has no MD5 can raise nearly anything
-            published, extracted = _files(found, split)
-            held = [(folder / name, md5) for name, md5 in (*published, *extracted)]
+            files = _files(found, split)
+            batches = (*getattr(found, "train_list", ()), *getattr(found, "test_list", ()))
+            extracted = {f"{found.base_folder}/{name}": md5 for name, md5 in batches}
             damaged = [
-                f"{path} is damaged"
-                for path, md5 in held
-                if path.exists() and not check_integrity(path, md5)
+                f"{folder / name} is damaged"
+                for name, md5 in {**files, **extracted}.items()
+                if (folder / name).exists() and not check_integrity(folder / name, md5)
             ]
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise UserError(
                 f"{description.name}: {[*damaged, f'it is not, or not whole, in {folder}'][0]}, "
-                f"and could not be downloaded ({reason}): put "
-                f"{', '.join(name for name, _ in published)} into {folder}, in place of what is "
-                "there, or name another folder with --data-dir"
+                f"and could not be downloaded ({reason}): put {', '.join(files)} into {folder}, in "
+                "place of what is there, or name another folder with --data-dir"
             ) from error
-        return InMemoryImages(images, labels, description)
 
     return Source(describe=lambda location, data_dir: description, load=load)
 

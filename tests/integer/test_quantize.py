@@ -9,7 +9,6 @@ import smoothadv
 from smoothadv.base.files import reserved
 from smoothadv.datasets.images import InMemoryImages
 from smoothadv.integer.layers import LayerGraph
-from smoothadv.integer.network import ByteConvolution
 from support.attack_runs import SMALL, archive, l2_norms
 from support.commands import (
     call,
@@ -19,7 +18,7 @@ from support.commands import (
     succeed,
     timeless,
 )
-from support.integers import SHORT, needs_bytes
+from support.integers import SHORT
 
 SOUND = ("--sound", "--N0", 20, "--N", 200, "--device", "cpu", "--skip", 40)
 
@@ -98,25 +97,6 @@ def test_log_goes_on_with_other_threads_and_batch(certify, integers, workplace):
     assert not of_machine & manifest_of(workplace / "log.tsv")["settings"].keys()
 
 
-def test_log_of_a_float_network_does_not_go_on_so(certify, checkpoint):
-    assert certify(checkpoint, "log.tsv", "--max", 2)[0] == 0
-    code, said = certify(checkpoint, "log.tsv", "--max", 4, threads=2)
-    assert code == 1 and "threads" in said and said.count("\n") == 1
-
-
-def test_other_kernels_are_refused_before_any_row(integers, workplace, capsys):
-    content = torch.load(integers, weights_only=True)
-    content["integer"]["probe"] = "0" * 64
-    torch.save(content, "other.pth.tar")
-    outcome = call(
-        capsys, "certify", "digits", "other.pth.tar", 0.25, "log.tsv", *SOUND, "--max", 1
-    )
-    assert (
-        refused(outcome, "do not compute this network of integers exactly")
-        and not Path("log.tsv").exists()
-    )
-
-
 @pytest.mark.parametrize("fault", [0, 1])
 def test_batch_that_memory_halves_is_checked_again(fault, integers, workplace, capsys, monkeypatch):
     """Its kernels may be others, which may be wrong."""
@@ -137,19 +117,6 @@ def test_batch_that_memory_halves_is_checked_again(fault, integers, workplace, c
         )
     else:
         assert outcome.code == 0 and timeless(Path("log.tsv")) == timeless(Path("whole.tsv"))
-
-
-@needs_bytes
-def test_votes_are_in_bytes(integers, workplace, monkeypatch):
-    exact, began = ByteConvolution.forward, []
-
-    def forward(*given: object) -> torch.Tensor:
-        began.append(Path("log.tsv").exists())
-        return exact(*given)
-
-    monkeypatch.setattr(ByteConvolution, "forward", forward)
-    succeed("certify", "digits", integers, 0.25, "log.tsv", *SOUND, "--max", 1)
-    assert began[-1] and not began[0], "first they are checked"
 
 
 def test_other_commands_take_integers(checkpoint, integers, workplace, capsys):

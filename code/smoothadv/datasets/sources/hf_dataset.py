@@ -9,12 +9,12 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from smoothadv.base.errors import UserError, counted, first_line, optional_module
+from smoothadv.base.errors import UserError, counted, optional_module
 from smoothadv.base.files import digest, state_of
-from smoothadv.datasets import DATASETS
+from smoothadv.datasets import DATASETS, refusing
 from smoothadv.datasets.arrays import MOST_CLASSES
-from smoothadv.datasets.image_files import File, StoredImages
-from smoothadv.datasets.stored import stored_source
+from smoothadv.datasets.sources import stored_source
+from smoothadv.datasets.stored import File, StoredImages
 
 _SPLITS = {"train": ("train",), "test": ("test", "validation", "valid", "val")}
 _SAVED = ("state.json", "dataset_dict.json")
@@ -46,8 +46,8 @@ class _Rows(StoredImages):
         return Path(stored["path"]) if stored["bytes"] is None else io.BytesIO(stored["bytes"])
 
 
-def _columns(name: str, table: Any, chosen: str) -> tuple[str, str]:
-    """The column of images, and that of labels, which may be ``chosen``; UserError unless there is
+def _columns(table: Any, chosen: str) -> tuple[str, str]:
+    """The column of images, and that of labels, which may be ``chosen``; ValueError unless there is
     one of each.
     """
     kinds = {column: repr(kind) for column, kind in table.features.items()}
@@ -59,8 +59,8 @@ def _columns(name: str, table: Any, chosen: str) -> tuple[str, str]:
     fits = chosen in ("", *labels) and all(kinds[column].startswith(_LABELS) for column in labels)
     if len(images) != 1 or len(labels) != 1 or not fits or not len(table):
         columns = ", ".join(f"{column}: {kinds[column][:40]}" for column in kinds)
-        raise UserError(
-            f"{name} has {counted(len(table), 'row')} of {columns[:400]}; expected a column of "
+        raise ValueError(
+            f"it has {counted(len(table), 'row')} of {columns[:400]}; expected a column of "
             "Image, and of labels one called label, or one ClassLabel, or one named by "
             "hf-dataset:PATH:COLUMN"
         )
@@ -70,8 +70,8 @@ def _columns(name: str, table: Any, chosen: str) -> tuple[str, str]:
 def _has_labels(table: Any, chosen: str) -> bool:
     """Whether a row has a label: the test images of a competition have none, or -1."""
     try:
-        _, column = _columns("", table, chosen)
-    except UserError:
+        _, column = _columns(table, chosen)
+    except ValueError:
         return False
     return bool({*table.unique(column)} - {None, -1})
 
@@ -102,7 +102,10 @@ def _rows(location: str) -> dict[str, StoredImages]:
     tree = [file for file in (Path(place), *sorted(Path(place).rglob("*"))) if file.exists()]
     facts = digest(state_of(file) for file in tree if ".git" not in file.parts)
     own = f"{datasets.config.HF_DATASETS_CACHE}/smoothadv-{facts}" if tree else None
-    try:
+    with refusing(
+        f"hf-dataset:{path} cannot be read, as a folder that save_to_disk has written or one of "
+        "files (in a clone, git lfs pull gets them), as a file of Parquet, or on the hub"
+    ):
         if any(os.path.exists(os.path.join(place, name)) for name in _SAVED):
             found = datasets.load_from_disk(place)
         elif os.path.isfile(place):
@@ -117,26 +120,17 @@ def _rows(location: str) -> dict[str, StoredImages]:
         }
         for split, name in names.items():
             about, table = f"hf-dataset:{path}, split {name}", tables[name]
-            image, label = _columns(about, table, chosen)
+            image, label = _columns(table, chosen)
             labels, kind = table.select_columns([label]), table.features[label]
             if not isinstance(kind, datasets.ClassLabel):
                 values = {value for each in names.values() for value in tables[each].unique(label)}
                 kind = datasets.ClassLabel(names=_class_names(values - {None}))
             files = table.cast_column(image, datasets.Image(decode=False)).select_columns([image])
             rows[split] = _Rows(about, files, labels.cast_column(label, kind))
-    except UserError:
-        raise
-    except Exception as error:  # the package has no exception of its own for what it cannot read
-        raise UserError(
-            f"hf-dataset:{path} cannot be read, as a folder that save_to_disk has written or one "
-            "of files (in a clone, git lfs pull gets them), as a file of Parquet, or on the hub "
-            f"({first_line(error)[:300]})"
-        ) from error
-    if len({each.classes for each in rows.values()}) != 1:
-        raise UserError(
-            f"hf-dataset:{path} has {', '.join(tables)}; expected train and test of the same "
-            "classes"
-        )
+        if len({each.classes for each in rows.values()}) != 1:
+            raise ValueError(
+                f"it has {', '.join(tables)}; expected train and test of the same classes"
+            )
     return rows
 
 

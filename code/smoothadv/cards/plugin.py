@@ -1,0 +1,13 @@
+"""Registers cards, their board, and the command ``push``."""
+
+from smoothadv.base.annexes import ANALYSES, COMMANDS, FUNCTIONS, Addition
+
+COMMANDS.register("push")(
+    Addition(
+        "smoothadv.cards.push:main", "put a checkpoint on the Hugging Face hub, with a model card"
+    )
+)
+ANALYSES.register("card")(Addition("smoothadv.cards.card:CardSpec"))
+ANALYSES.register("board")(Addition("smoothadv.cards.board:BoardSpec"))
+FUNCTIONS.register("card")(Addition("smoothadv.cards.functions:card"))
+FUNCTIONS.register("board")(Addition("smoothadv.cards.functions:board"))
