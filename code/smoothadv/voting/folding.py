@@ -175,10 +175,11 @@ def replace_norms(graph: torch.fx.GraphModule, dtype: torch.dtype | None = None)
             continue
         if norm.running_var is None:
             continue
-        folded, weight = copy.deepcopy(convolution).requires_grad_(False), convolution.weight
-        folded.bias = nn.Parameter(weight.new_empty(len(weight)), requires_grad=False)
-        folded = folded.to(dtype or weight.dtype)
-        folded = folded.to(memory_format=layout_on(weight.device, folded.weight.dtype))
+        folded, weight = copy.deepcopy(convolution), convolution.weight.detach()
+        kind = dtype or weight.dtype
+        fused = weight.to(kind, memory_format=layout_on(weight.device, kind), copy=True)
+        folded.weight = nn.Parameter(fused, requires_grad=False)
+        folded.bias = nn.Parameter(weight.new_empty(len(weight), dtype=kind), requires_grad=False)
         replaced.append((folded, convolution, norm))
         _replace_layer(graph, before, folded)
         node.replace_all_uses_with(before)
