@@ -254,7 +254,7 @@ def if_then(condition: Any, consequence: Any) -> Any:
 # Here ends it.
 
 WHOLE = {  # of what is computed with, the least and the largest number
-    "N": (1, 4 * 10**9),
+    "N": (1, 10**18),
     "N0": (1, 4 * 10**9),
     "num_classes": (1, 4 * 10**9),
     "top_k": (1, 100_000),

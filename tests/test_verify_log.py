@@ -321,8 +321,10 @@ def is_possible(row: dict[str, str], settings: dict[str, Any]) -> bool:
     }
     rivals = [count for name, count in counts.items() if name.startswith("rival")]
     classes, left = settings["num_classes"], counts["trials"] - counts["successes"] - sum(rivals)
-    for _ in range(classes - 1 - len(rivals)):
-        left -= min(max(left, 0), min(rivals, default=left))
+    # Of the other classes, each gets as many votes as the last rival; those for the rest get none.
+    each = min(rivals, default=left)
+    for _ in range(min(classes - 1 - len(rivals), counts["trials"])):
+        left -= min(max(left, 0), each)
     if (
         left
         or min(counts.values()) < 0

@@ -8,6 +8,7 @@ families of files have them by their structure (``Family``).
 
 import math
 import re
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -171,26 +172,13 @@ class Attention(nn.Module):
         return features + self.proj_out(found.transpose(2, 3).flatten(1, 2)).view_as(features)
 
 
-class Halving(nn.Module):
-    """A strided convolution."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.op = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.op(features)
+def _halving(channels: int) -> nn.Module:
+    return nn.Sequential(OrderedDict(op=nn.Conv2d(channels, channels, 3, stride=2, padding=1)))
 
 
-class Doubling(nn.Module):
-    """A convolution of repeated pixels."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.conv(F.interpolate(features, scale_factor=2.0, mode="nearest"))
+def _doubling(channels: int) -> nn.Module:
+    convolution = nn.Conv2d(channels, channels, 3, padding=1)
+    return nn.Sequential(OrderedDict(up=nn.Upsample(scale_factor=2.0), conv=convolution))
 
 
 class Stage(nn.ModuleList):
@@ -238,7 +226,7 @@ class OpenAIUNet(nn.Module):
                 kept.append(channels)
             if number < len(levels) - 1:
                 halving = (
-                    residual(width, width, 0.5) if shape.resamples_in_blocks else Halving(width)
+                    residual(width, width, 0.5) if shape.resamples_in_blocks else _halving(width)
                 )
                 stages.append(Stage([halving]))
                 kept.append(channels)
@@ -253,7 +241,7 @@ class OpenAIUNet(nn.Module):
                 channels = width
                 if number and block == shape.blocks:
                     doubling = (
-                        residual(width, width, 2) if shape.resamples_in_blocks else Doubling(width)
+                        residual(width, width, 2) if shape.resamples_in_blocks else _doubling(width)
                     )
                     blocks.append(doubling)
                 stages.append(Stage(blocks))

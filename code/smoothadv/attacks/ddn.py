@@ -40,7 +40,8 @@ class DDN(GradientAttack):
 
     def perturbation(self, problem: Problem) -> torch.Tensor:
         unmoved = torch.zeros_like(problem.inputs)
-        if self.num_steps == 1:
+        if self.num_steps == 1:  # which asks whether the image is adversarial already
+            problem.logits(unmoved)
             return unmoved
         clean = problem.estimate(unmoved)
         found = self._search(problem, unit(clean.gradient))

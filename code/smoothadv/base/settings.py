@@ -282,7 +282,9 @@ def setting(
 
     In commands, ``flag`` holds one flag or several, separated by spaces, the main one first. A name
     without dashes makes a positional argument, "" makes no option. By default a field with ``help``
-    has the flag ``--field-name``. One flag takes all values of a tuple, and one value of a list.
+    has the flag ``--field-name``. One flag takes one value of a list, and all values of a tuple or
+    Sequence; a tuple that is empty by default collects the values of several flags, else the last
+    flag counts.
     The flag of a switch that is True by default turns it off; a switch that is None by default has
     ``--x`` and ``--no-x``. ``constants`` makes a switch ``--value`` of each value, with its help
     text. ``group`` is the title above the option in the command's help.
@@ -317,7 +319,7 @@ def _of_type(how: Setting, field: str, hint: Any) -> Setting:
         parse=parse,
         check=how.check or parse,
         kind=tuple(kind),
-        many=(list if get_origin(lists[0]) is list else tuple) if lists else None,
+        many=get_origin(lists[0]) if lists else None,
         may_be_none=None in types,
     )
 

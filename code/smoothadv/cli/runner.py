@@ -207,10 +207,12 @@ def _add_setting(parser: argparse._ActionsContainer, setting: Setting, default: 
     else:
         metavar = setting.metavar or setting.field.split("_")[-1].upper()
         how |= {"type": setting.parse, "metavar": metavar}
-    if setting.many is tuple:
+    if setting.many is list:
+        how["action"] = "append"
+    elif setting.many is not None:
         how["nargs"] = "*" if setting.default == () and not place else "+"
-    if setting.many and place:
-        how["action"] = "append" if setting.many is list else "extend"
+    if setting.many is tuple and setting.default == () and place:
+        how["action"] = "extend"  # else a later option replaces an earlier one
     parser.add_argument(*setting.flags, **place, **how)
 
 
@@ -269,7 +271,7 @@ def command_line_of(
         listed = [str(single) for single in (value if isinstance(value, list) else [value])]
         if not action.option_strings:
             words += listed
-        elif isinstance(action, argparse._AppendAction):
+        elif isinstance(action, argparse._AppendAction) and action.nargs is None:
             flags += [word for single in listed for word in (action.option_strings[0], single)]
         elif action.nargs != 0 or value == action.const:
             flags += [action.option_strings[0], *(() if action.nargs == 0 else listed)]

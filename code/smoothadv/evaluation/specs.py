@@ -486,7 +486,7 @@ class _OutdirSpec(AttackedSpec):
 class AttackSpec(_OutdirSpec):
     """Attack images with each of ``epsilons``; ``outdir`` gets a log for each."""
 
-    epsilons: tuple[float, ...] = setting(
+    epsilons: Sequence[float] = setting(
         (),
         parse=perturbation_size,
         flag="--epsilon",

@@ -8,7 +8,7 @@ from typing import Any
 
 from smoothadv.base.errors import UsageError, UserError, counted
 from smoothadv.base.plugins import loaded
-from smoothadv.base.settings import RELEASED, settings_of
+from smoothadv.base.settings import settings_of
 from smoothadv.evaluation.certify import prepare_certification
 from smoothadv.evaluation.log import write_log
 from smoothadv.evaluation.specs import OF_STAGES, CertifySpec, VerifySpec
@@ -122,7 +122,6 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
             pretrained=settings.get("pretrained", True),
             model=model,
             denoiser=denoiser,
-            timestep=_timestep(settings.get(DENOISER, {})),
             settings={n: tuple(v) if isinstance(v, list) else v for n, v in own.items()},
             data_dir=spec.data_dir,
             device=spec.device,
@@ -130,13 +129,6 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
         )
     except UsageError as error:
         raise UserError(f"{spec.log} cannot be repeated here: {error}") from error
-
-
-def _timestep(denoiser: dict[str, Any]) -> str | None:
-    """The --timestep to ask for, of what a manifest records of the denoiser."""
-    if "timestep" not in denoiser:
-        return None
-    return RELEASED if "noise_sd" in denoiser else str(denoiser["timestep"])
 
 
 def _input_layer(log: Path, model: Path, settings: dict[str, Any]) -> str | None:

@@ -21,7 +21,7 @@ from smoothadv.architectures.libraries import LibraryNetwork, library_network
 from smoothadv.architectures.logits import logits_of, probe
 from smoothadv.attacks.estimators import frozen
 from smoothadv.base.errors import UserError, first_line
-from smoothadv.base.settings import DIFFUSION_MODELS, RELEASED
+from smoothadv.base.settings import DIFFUSION_MODELS
 from smoothadv.datasets import (
     IMAGENET_TRAINING,
     DatasetDescription,
@@ -309,8 +309,8 @@ def denoised(base: BaseClassifier, spec: ModelSpec) -> BaseClassifier:
     denoiser, images = str(spec.denoiser), spec.description
     content: dict[str, Any] = {"noise_sd": spec.sigma}
     if denoiser.startswith(DIFFUSION_MODELS):
-        shape, step = images.image_shape, spec.timestep or RELEASED
-        network, facts = load_diffusion(denoiser, shape, spec.sigma, step)
+        step = str(spec.timestep)
+        network, facts = load_diffusion(denoiser, images.image_shape, spec.sigma, step)
     else:
         network, content = load_denoiser(denoiser, images)
         facts = {"sha256": checkpoint_digest(denoiser), "arch": content["arch"]}

@@ -139,6 +139,7 @@ class ModelSpec(RunSpec):
         None,
         parse=timestep,
         metavar="STEP",
+        records="timestep",
         help=f"step of a diffusion model as the denoiser: {RELEASED} (default), the first with at "
         f"least the noise sigma, whose noise is then drawn; {NEAREST}; or a number",
     )
@@ -175,7 +176,9 @@ class ModelSpec(RunSpec):
                 raise UsageError(
                     "--no-pretrained is for networks by name, like timm:resnet18: leave it out"
                 )
-        if self.timestep is not None and not str(self.denoiser).startswith(DIFFUSION_MODELS):
+        if str(self.denoiser).startswith(DIFFUSION_MODELS):
+            self._set(timestep=self.timestep or RELEASED)
+        elif self.timestep is not None:
             raise UsageError(
                 "--timestep is for a diffusion model, --denoiser openai:FILE or diffusers:FOLDER"
             )
