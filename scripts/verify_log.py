@@ -80,7 +80,7 @@ classifier_sha256 compiled cpu_capability dataset dataset_fingerprint denoiser d
 folded fused generator images_saved input_layer label_aware ladder library local_noise
 logits_sha256 mean method module_sha256 noise noise_kernel num_classes num_noise_vec
 plugins precision pretrained radii resize restarts seed shard sigma sigmas sound split std
-tables_sha256 target tf32 threads threshold top_k torch training weights_given
+tables_sha256 target tf32 threads threshold timestep top_k torch training weights_given
 """
 NEEDED = """
 dataset split dataset_fingerprint arch input_layer num_classes sigma alpha seed noise N0 N
