@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 
+from smoothadv.analysis.figure_style import line_styles
 from smoothadv.analysis.figures import (
     CertifiedAccuracyPlot,
     EmpiricalPlot,
@@ -74,6 +75,11 @@ def entries(figure: Figure) -> list[str]:
 ONE = log("one", [0.5, 0.25, None, None, 1.0])
 
 
+def test_plot_of_a_log_without_a_correct_example_is_a_line_at_nothing():
+    figure = CertifiedAccuracyPlot()(Logs([log("wrong", [None, None])]))
+    assert set(lines_of(figure)["wrong"].get_ydata()) == {0}
+
+
 def test_envelope_is_the_maximum_over_its_group_at_every_radius():
     group = [spread("a", 0.5, "G"), log("b", [1.5] * 10 + [None] * 30, "G"), spread("c", 1.0, "G")]
     (line,) = lines_of(EnvelopePlot()(Logs(group))).values()
@@ -96,6 +102,14 @@ def test_every_curve_with_a_point_has_a_marker(evaluated, logs):
     assert [
         line.get_label() for line in lines if line.get_markevery()[0] >= len(line.get_xdata())
     ] == []
+
+
+def test_curves_differ_in_colour_or_marker():
+    assert len({(style["color"], style["marker"]) for style in line_styles(9)}) == 9, (
+        "the ninth differs from the first"
+    )
+    assert len({(style["color"], style["marker"]) for style in line_styles(24)}) == 24
+    assert len({style["color"] for style in line_styles(8)}) == 8
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ can be read.
 """
 
 import math
+import re
 from itertools import combinations, product
 
 import numpy as np
@@ -14,6 +15,7 @@ from matplotlib.text import Text
 
 from smoothadv.analysis.figures import MEASURES, HeatMap
 from smoothadv.analysis.logs import Log, Logs
+from smoothadv.base.errors import UserError
 from support import certified_logs
 
 
@@ -22,12 +24,70 @@ def log(name: str, radii: list[float], examples: int = 4, **values) -> Log:
     return certified_logs.log(name, [*radii, *[None] * (examples - len(radii))], **values)
 
 
+# By hand, (sigma, epsilon) at radius 0.2: (0.25, none) 75, (0.25, 1) 50 of c, (0.5, 0.25) 25, (0.5,
+# 1) 100; at 0.5: 25, 25 of b, 25, 75. No log has (0.25, 0.25) or (0.5, none).
+ORACLE = Logs(
+    [
+        log("d", [0.9, 0.9, 0.9, 0.2], sigma=0.5, epsilon=1.0, num_steps=2),
+        log("a", [0.5, 0.2, 0.2], sigma=0.25, group="Gaussian"),
+        log("b", [0.5], sigma=0.25, epsilon=1.0, num_steps=10),
+        log("c", [0.2, 0.2], sigma=0.25, epsilon=1.0, num_steps=2, group="Ours"),
+        log("e", [1.5], sigma=0.5, epsilon=0.25, num_steps=2),
+        log("f", [0.1], sigma=0.5, epsilon=0.25, num_steps=2),
+    ]
+)
+
+
 def panels_of(figure: Figure) -> list[Axes]:
     return [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
 
 
+def bar_of(figure: Figure) -> Axes:
+    (bar,) = [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]
+    return bar
+
+
 def labels(texts: list[Text]) -> list[str]:
     return [text.get_text() for text in texts]
+
+
+def cells_of(panel: Axes) -> list[list[str | None]]:
+    """The panel as a reader sees it, from the top left: the text of each cell, None where it is
+    hatched.
+    """
+    (mesh,) = panel.collections
+    rows, columns = mesh.get_array().shape
+    seen = [[None] * columns for _ in range(rows)]
+    for text in panel.texts:
+        x, y = text.get_position()
+        assert seen[math.floor(y)][math.floor(x)] is None, "one text per cell"
+        seen[math.floor(y)][math.floor(x)] = text.get_text()
+    for patch in panel.patches:
+        assert patch.get_hatch() and seen[int(patch.get_y())][int(patch.get_x())] is None
+    assert panel.yaxis_inverted() and len(panel.patches) == sum(row.count(None) for row in seen)
+    return seen
+
+
+def note_of(figure: Figure) -> str:
+    return figure.get_supxlabel().replace("\n", " ")
+
+
+def test_cells_are_those_of_the_oracle():
+    figure = HeatMap(radii=[0.2, 0.5])(ORACLE)
+    first, second = panels_of(figure)
+    assert cells_of(first) == [["75.0", None, "50.0"], [None, "25.0", "100.0"]]
+    assert cells_of(second) == [["25.0", None, "25.0"], [None, "25.0", "75.0"]]
+    assert [panel.get_title() for panel in (first, second)] == [
+        r"$\ell_2$ radius 0.20",
+        r"$\ell_2$ radius 0.50",
+    ]
+    assert labels(first.get_xticklabels()) == labels(second.get_xticklabels()) == ["–", "0.25", "1"]
+    assert labels(first.get_yticklabels()) == ["0.25", "0.50"] and labels(
+        second.get_yticklabels()
+    ) == ["", ""]
+    assert (first.get_ylabel(), first.get_xlabel(), second.get_xlabel()) == ("σ", "ε", "ε")
+    assert bar_of(figure).get_ylabel() == "certified accuracy (%)"
+    assert note_of(figure) == "best of up to 2 logs per cell; hatched: no log; –: no ε stated"
 
 
 def grid_of_logs(
@@ -72,6 +132,63 @@ def test_colours_survive_grey_printing_and_texts_stand_out():
     assert colours == {"black", "white"}
     scale = [luminance(colour) for colour in colormaps[mesh.cmap.name](np.linspace(0, 1, 256))]
     assert np.all(np.diff(scale) > -1e-3) and scale[-1] - scale[0] > 0.7
+
+
+REFUSED = [
+    ({"rows": "epsilon"}, "--rows and --columns are both epsilon"),
+    ({"measure": "clean_accuracy", "radii": [0.5]}, "--radii is for --measure certified_accuracy"),
+    (
+        {"measure": "average_certified_radius", "radii": [0.5]},
+        "--radii is for --measure certified_accuracy",
+    ),
+    ({"measure": "clean_accuracy", "norm": "linf"}, "--norm is for radii"),
+    (
+        {"measure": "average_certified_radius", "high_probability": 0.1},
+        "--high-probability is for accuracies",
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_settings_that_contradict_are_refused(settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        HeatMap(**settings)
+
+
+def test_logs_that_tell_neither_hyper_parameter_are_refused():
+    with pytest.raises(UserError, match="^no log states its sigma or its epsilon"):
+        HeatMap()(Logs([log("a", [0.5], num_steps=2)]))
+    (panel,) = panels_of(
+        HeatMap(radii=[0.5])(Logs([log("a", [0.5], epsilon=1.0), log("b", [], sigma=1.0)]))
+    )
+    assert cells_of(panel) == [[None, "25.0"], ["0.0", None]], "one of the two is enough"
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_nothing_certified_is_drawn_as_nothing(measure):
+    (panel,) = panels_of(HeatMap(measure=measure)(Logs([log("a", [], sigma=0.5, epsilon=1.0)])))
+    ((text,),) = cells_of(panel)
+    assert float(text) == 0 and panel.collections[0].get_clim() == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("panels", "shape"),
+    [(1, (1, 1)), (2, (1, 2)), (3, (1, 3)), (4, (2, 2)), (6, (2, 3)), (7, (3, 3)), (12, (4, 3))],
+)
+def test_panels_wrap_into_rows(panels, shape):
+    figure = HeatMap(radii=[0.1 * (number + 1) for number in range(panels)])(ORACLE)
+    drawn = panels_of(figure)
+    assert len(drawn) == panels
+    assert {panel.get_subplotspec().get_gridspec().get_geometry() for panel in drawn} == {shape}
+    lowest = [
+        panel
+        for panel, below in zip(drawn, [*drawn[shape[1] :], *[None] * shape[1]])
+        if below is None
+    ]
+    assert [panel for panel in drawn if panel.get_xlabel()] == lowest, (
+        "the axis is named once per column"
+    )
+    assert sum(bool(panel.get_ylabel()) for panel in drawn) == shape[0]
 
 
 def texts_of(figure: Figure) -> list[Text]:

@@ -3,6 +3,7 @@ over silently.
 """
 
 import errno
+import glob
 import json
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from smoothadv.analysis.logs import Logs, groups_of
 from smoothadv.analysis.reading import read_logs
+from smoothadv.base.errors import UserError
 from smoothadv.records.logs import manifest_path
 from support import refusals
 from support.analyzed_folder import certification
@@ -121,12 +123,42 @@ def test_what_matches_nothing_is_an_error(tree, argument):
     assert argument.split("=")[-1] in message
 
 
+def test_folder_without_logs_is_an_error_that_says_what_a_log_is(workplace):
+    put("a/stdout.txt", "verified\n")
+    assert refusal("a")[0].startswith("a: holds no certification log")
+    Path("empty").mkdir()
+    assert refusal("empty", "a")[0].startswith("empty a: holds no")
+
+
 def test_logs_go_to_their_kind_and_other_kinds_in_folders_are_passed_over(tree):
     logs, warnings = read(".", kinds=KINDS)
     assert [len(logs.certification), len(logs.prediction), len(logs.training)] == [3, 1, 1]
     assert warnings == [] and logs.left_out == []
     (prediction,), (training,) = logs.prediction, logs.training
     assert prediction.table.correct.tolist() == [1] and training.table.test_loss.tolist() == [1.83]
+    for kind in KINDS:
+        logs, warnings = read(".", kinds=(kind,))
+        assert [name for name in KINDS if getattr(logs, name)] == [kind] and warnings == []
+
+
+@pytest.mark.parametrize("file, kind", [("b/predictions", "prediction"), ("b/log.txt", "training")])
+def test_a_file_of_another_kind_that_was_named_is_told(tree, file, kind):
+    needed = f"{file} is a {kind} log; what is needed here is a certification log; for {kind}"
+    assert refusal(file)[0].startswith(needed)
+    logs, (warning,) = read(file, "a/sigma_0.25")
+    assert warning.startswith(f"{file} is a {kind} log") and len(logs.certification) == 1
+    assert refusal("b/sigma_0.25", kinds=("prediction", "training"))[0].endswith(
+        "a prediction or training log"
+    )
+
+
+def test_untrusted_log_is_left_out_with_its_reason(tree):
+    put("a/deep/sigma_0.12", IMPOSSIBLE)
+    logs, warnings = read("a")
+    assert [str(log.path) for log in logs.certification] == ["a/deep/sigma_0.50", "a/sigma_0.25"]
+    (reason,) = logs.left_out
+    assert reason.startswith("a/deep/sigma_0.12 holds a radius that cannot be certified")
+    assert warnings == [f"{reason}; it is left out"]
 
 
 def test_several_untrusted_logs_are_an_error_after_all_their_reasons(workplace):
@@ -192,6 +224,24 @@ def test_files_that_are_no_logs_are_passed_over_in_folders_but_not_when_named(
     assert read("a", f"a/{name}")[1] == [], "the folder has named it before"
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+@pytest.mark.parametrize("argument", [".", "a", "**/*", "a/*", "a/ours.tsv"])
+def test_log_that_cannot_be_read_is_named_with_the_reason(tree, monkeypatch, code, argument):
+    """As of a failing file system, or of mode 0 where the reader is not root."""
+    bad, original = put("a/ours.tsv"), Path.read_bytes
+
+    def failing(path: Path) -> bytes:
+        if path == bad:
+            raise OSError(code, os.strerror(code), str(path))
+        return original(path)
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    logs, (warning,) = read("b", argument)
+    assert warning == f"a/ours.tsv cannot be read: {os.strerror(code)}; it is left out"
+    assert logs.left_out == [warning.removesuffix("; it is left out")] and logs.certification
+    assert refusal("a/ours.tsv") == (logs.left_out[0], [])
+
+
 @pytest.mark.parametrize("target, code", [("loop", errno.ELOOP), ("gone", errno.ENOENT)])
 def test_link_that_leads_nowhere_is_named(tree, target, code):
     Path("a/loop").symlink_to(target)
@@ -212,6 +262,23 @@ def test_folder_that_cannot_be_listed_is_named(tree, monkeypatch):
     assert [str(log.path) for log in logs.certification] == ["a/sigma_0.25"]
     assert warnings == ["a/deep cannot be listed: Permission denied; it is left out"]
     assert refusal("a/deep") == ("a/deep cannot be listed: Permission denied", [])
+
+
+def test_manifests_are_neither_logs_nor_obstacles(workplace):
+    log = put("a/ours.tsv", CERTIFICATION.replace("0.5", "0.25"))
+    manifest_path(log).write_text(MANIFEST)
+    for arguments in (["a"], ["a/*"], glob.glob("a/*"), ["a/ours.tsv"]):
+        logs, _ = read(*arguments)
+        (read_log,) = logs.certification
+        assert read_log.path == log and read_log.facts.get("N") == 1000
+    assert "is no certification log" in refusal(str(manifest_path(log)))[0]
+
+
+def test_stated_values_win_for_every_log(tree):
+    logs, _ = read("a", sigma=2.0)
+    assert {log.facts.get("sigma") for log in logs.certification} == {2.0}
+    with pytest.raises(UserError, match="none of 2 logs"):
+        read("a", sigma=0.1)  # at which no radius of 0.5 can be certified
 
 
 def test_training_images_are_left_out_beside_test_images(workplace):

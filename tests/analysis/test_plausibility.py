@@ -84,6 +84,16 @@ def accepted(table: pd.DataFrame, facts: Facts) -> bool:
     return True
 
 
+@pytest.mark.parametrize("sigma, cap", CAPS.items())
+def test_the_published_n_and_alpha_cap_the_radius(sigma, cap):
+    assert accepted(table_of(0.1, cap), facts_of(sigma))
+    message = refusal(table_of(0.1, cap + 0.0002, 9.0), facts_of(sigma))
+    assert (
+        "first at idx 20" in message
+        and f"sigma {sigma:g}, n = 100,000 and alpha = 0.001" in message
+    )
+
+
 @pytest.mark.parametrize("sigma", [*CAPS, 3.0, 5.0, 8.0])
 @pytest.mark.parametrize("digits", [".3g", ".4f", ".17g"])
 def test_cap_may_be_rounded_up_in_the_last_printed_digit_and_no_more(sigma, digits):
@@ -239,10 +249,24 @@ def test_readers_are_told_of_what_is_odd(case):
     assert found.facts.alpha == (0.01 if case == "another alpha" else 0.001)
 
 
+def test_notes_of_the_reader_are_kept():
+    log = Log("", LOG, "", table_of(0.5), facts_of(0.5), ("its last line was cut off",))
+    assert check_certificates(log).notes == log.notes
+
+
 def test_trials_win_over_an_n_that_was_only_assumed():
     """A log of ours that lost its manifest still says its n."""
     facts = check(counted(90, 80, trials=100), facts_of(0.5)).facts
     assert facts.get("N") == 100 and facts.sources["N"] != "assumed"
+
+
+@pytest.mark.parametrize("sigma", CAPS)
+def test_radii_that_pile_up_at_the_cap_of_a_larger_alpha_tell_that_alpha(sigma):
+    """3.91 sigma, at n = 100,000, is the cap of alpha = 0.01."""
+    assert maximum_radius(100_000, 1.0, 0.01) == pytest.approx(3.9105, abs=1e-3)
+    facts = check(pile(sigma, 3), facts_of(sigma)).facts
+    assert (facts.get("alpha"), facts.get("N")) == (0.01, 100_000)
+    assert "inferred" in facts.sources["alpha"]
 
 
 @pytest.mark.parametrize(

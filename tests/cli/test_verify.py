@@ -130,7 +130,7 @@ def test_another_checkpoint_is_refused_before_any_pass(logs, checkpoints, capsys
         ),
         ({"device": "a GPU"}, "device was 'a GPU', now None"),
         ({"split": None}, "images that a program handed over"),
-        ({"N": "many"}, 'says that N is "many"; expected a whole number from 1 to 4,000,000,000'),
+        ({"N": "many"}, 'says that N is "many"; expected a whole number from 1 to 10^18'),
         *(
             ({"dataset": value}, f"says that dataset is {json.dumps(value)}; expected a text")
             for value in (1, True, None, [], {})

@@ -1,5 +1,7 @@
-"""The folded form that is attacked is the model in eval mode, in its logits and its gradients;
-making it leaves the model unchanged.
+"""The folded form that is attacked is the model in eval mode: in its logits, its gradients and what
+attacks find.
+
+Making it leaves the model unchanged; its own parameters need no gradients and are in its dtype.
 """
 
 import copy
@@ -86,6 +88,21 @@ FunctionalDropout = network_class(
 )
 
 
+class BranchOnTraining(Network):
+    def forward(self, x):
+        maps = self.norm(self.first(x))
+        return self.end(maps) if self.training else self.end(2 * maps)
+
+
+class FunctionalNorm(Network):
+    def forward(self, x):
+        norm = self.norm
+        statistics = norm.running_mean, norm.running_var
+        return self.end(
+            F.batch_norm(self.first(x), *statistics, norm.weight, norm.bias, training=self.training)
+        )
+
+
 InsistsOnFloat32 = network_class(
     "InsistsOnFloat32",
     lambda net, x: net.end(net.norm(F.conv2d(x, net.first.weight.float(), padding=1))),
@@ -128,6 +145,7 @@ SMALL = [
     (NormAfterPooling, 1),
 ]
 KEPT_FOR_THE_GRADIENT = [SumAfterActivation, SumAfterActivationOfImage, ActivationTwice]
+DEPENDENT_ON_MODE = [FunctionalDropout, BranchOnTraining, FunctionalNorm]
 
 
 def large(name: str) -> tuple[nn.Module, torch.Tensor]:
@@ -189,8 +207,6 @@ def assert_follows(
     """
     assert form is not None
     assert deviation(model, form, images) < 1e-10
-    live = {*map(id, model.parameters())}
-    assert not any(one.requires_grad for one in form.parameters() if id(one) not in live)
     for _ in range(2):
         change(model)
         # Negative control: what is folded is a copy, and an old one is noticed.
@@ -219,13 +235,48 @@ def test_logits_and_gradients_of_the_form_are_those_of_the_model(build, which, l
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_network_that_looks_at_its_mode_is_attacked_in_eval_mode_or_has_no_form(training):
-    model, images = small(FunctionalDropout)
+@pytest.mark.parametrize("kind", DEPENDENT_ON_MODE)
+def test_networks_that_look_at_their_mode_are_attacked_in_eval_mode_or_have_no_form(kind, training):
+    model, images = small(kind)
     with torch.no_grad():
-        in_train_mode, in_eval_mode = (model.train(mode)(images) for mode in (True, False))
+        in_train_mode, in_eval_mode = (
+            copy.deepcopy(model).train(mode)(images) for mode in (True, False)
+        )
     assert (in_train_mode - in_eval_mode).abs().max() > 0.01, "the mode does matter"
     form = folded_form(model.train(training), images[:2], torch.float64)
     assert form is None or deviation(model, form, images) < 1e-10
+
+
+@torch.no_grad()
+def answers(model: nn.Module, images: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """The class with most votes of the noisy copies, the smaller one of a tie: a label that attacks
+    can change.
+    """
+    votes = (
+        model.eval()((images[:, None] + noise).flatten(0, 1))
+        .argmax(1)
+        .unflatten(0, noise.shape[:2])
+    )
+    return votes.mode(1).values
+
+
+@pytest.mark.parametrize("attack", [ATTACKS[name](0.5, 4) for name in ATTACKS], ids=list(ATTACKS))
+@pytest.mark.parametrize("name", ["digits_resnet8", "bottlenecks"])
+def test_attacks_find_the_same_on_both(attack, name):
+    model, images = large(name)
+    form = folded_form(model, images[:2], torch.float64)
+    torch.manual_seed(0)  # with which DDN finds other images for the changed model
+    noise = 0.25 * torch.randn(len(images), 2, *images.shape[1:], dtype=torch.float64)
+    labels = answers(model, images, noise)
+    ours, theirs = (attack(each, images, labels, noise) for each in (form, model))
+    assert (theirs - images).flatten(1).norm(dim=1).max() > 0.1, "the attack did move"
+    assert (ours - theirs).abs().max() < 1e-5
+    # Negative control: on an old form it finds something else.
+    change(model)
+    labels = answers(model, images, noise)
+    assert (
+        attack(form, images, labels, noise) - attack(model, images, labels, noise)
+    ).abs().max() > 1e-3
 
 
 UNTRACEABLE = [
@@ -245,6 +296,14 @@ MISLED = [networks.BranchOnType, networks.WeightReadTwice, InsistsOnFloat32]
 def test_networks_that_cannot_be_rewritten_have_no_form(kind, has_entrance):
     model, images = small(kind)
     assert folded_form(model if has_entrance else model[1], images[:2], torch.float64) is None
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_model_without_finite_logits_has_no_form(value):
+    model, images = small(networks.Network)
+    with torch.no_grad():
+        model[1].first.bias[0] = value
+    assert folded_form(model, images[:2], torch.float64) is None
 
 
 def flags(model: nn.Module) -> dict[str, object]:
@@ -286,3 +345,19 @@ def test_the_live_model_is_left_alone(kind, training):
         ATTACKS["PGD"](0.5, 2)(form, images, torch.zeros(4, dtype=torch.int64))
         assert flags(model) == before
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_the_form_has_of_its_own_needs_no_gradients_and_shares_no_memory(dtype):
+    model, images = (each.float() for each in large("digits_resnet8"))
+    form = folded_form(model, images[:2], dtype)
+    live = {id(parameter) for parameter in model.parameters()}
+    memory = {parameter.data_ptr() for parameter in model.parameters()}
+    own = [parameter for parameter in form.parameters() if id(parameter) not in live]
+    assert len(own) == 2 * sum(isinstance(layer, nn.BatchNorm2d) for layer in model.modules()), (
+        "a weight and a bias for each"
+    )
+    assert not any(parameter.requires_grad or parameter.data_ptr() in memory for parameter in own)
+    assert {parameter.dtype for parameter in own} == {dtype}
+    # The others are the model's: they need no refreshing.
+    assert len(list(form.parameters())) > len(own)

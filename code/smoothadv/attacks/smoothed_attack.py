@@ -323,7 +323,9 @@ class SmoothedAttack:
         attack = dataclasses.replace(
             self.attack, estimator=InParts(self.attack.estimator, model.rows)
         )
-        found, success = [], []
+        # One result is kept, not one for each goal and run: there may be a thousand classes.
+        best = inputs.detach()
+        most = torch.full((len(inputs),), -math.inf, device=inputs.device)
         for goal, (targeted, classes) in enumerate(self._goals(model, inputs, labels, targets)):
             for run in range(self.restarts):
                 generators = self._generators(
@@ -338,9 +340,10 @@ class SmoothedAttack:
                 if self.restarts == 1 and self.target != EVERY:
                     return one
                 wanted = labels if targets is None else targets
-                success.append(self._success(model, one, wanted, noise, targets is not None))
-                found.append(one)
-        return best_of(found, success)
+                success = self._success(model, one, wanted, noise, targets is not None)
+                best = best_of([best, one], [most, success])
+                most = torch.maximum(most, success)
+        return best
 
     @torch.no_grad()
     def _goals(

@@ -5,6 +5,7 @@ Python runs this file at the start of each process that has its folder in PYTHON
 loaded before it is needed. Recipes, logs and checkpoints name the seed that was asked for.
 """
 
+import copy
 import importlib.abc
 import importlib.util
 import os
@@ -28,7 +29,8 @@ def reseed_run(module: ModuleType) -> None:
 
     def begin_reseeded(run: object, *arguments: object) -> None:
         begin(run, *arguments)
-        run.seed += ADDED
+        run.spec = copy.copy(run.spec)  # that of the folder, which is recorded, keeps its seed
+        object.__setattr__(run.spec, "seed", run.spec.seed + ADDED)
 
     module.TrainingRun.__init__ = begin_reseeded
 
