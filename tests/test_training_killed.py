@@ -22,6 +22,7 @@ import torch
 
 from smoothadv.objectives import OBJECTIVES
 from support.commands import call, rows, script, succeed, timeless, wait_until
+from support.diffusion import small_unet
 from support.trainings import AT_ONCE, after_update, read, same_state, send
 
 TRAINING = ["digits", "digits_resnet8"]
@@ -56,6 +57,11 @@ ACR_WEAKNESS = [
     1,
 ]
 CAT_RS = ["--objective", "cat-rs", "--noise", 0.25, "--noise-steps", 1, "--teacher-draws", 40]
+FT_CADIS = [
+    *("--objective", "ft-cadis", "--noise", 0.5, "--num-noise-vec", 2, "--noise-steps", 1),
+    *("--optimizer", "adamw", "--lr", 0.003, "--lr-schedule", "cosine", "--lr-rise", 1),
+    *("--weight-decay-end", 0.1, "--clip-gradients", 0.3),
+]
 # Epsilon and the learning rate depend on the epoch, and the attack draws random numbers of its own.
 KILLED = [*PGD, "--random-start", "--warmup", 3, "--lr-step-size", 2]
 
@@ -178,6 +184,7 @@ WAYS = {
     "macer": ("train", ["--objective", "macer", "--noise", 0.25, "--num-noise-vec", 4]),
     "stability": ("train", ["--objective", "stability", "--noise", 0.25]),
     "AdamW": ("train", ["--noise", 0.25, "--optimizer", "adamw", "--lr", 0.003]),
+    "ft-cadis": ("train", FT_CADIS),
 }
 
 
@@ -195,13 +202,18 @@ def test_stops_within_epochs_leave_no_trace(way, tmp_path, capsys, two_epochs):
         options = [*options, "--use-unlabelled", pseudo_labelled(tmp_path)]
     if way in ("cat-rs", "distillation"):
         options = [*options, "--teacher", two_epochs[0] / "checkpoint.pth.tar"]
+    if way == "ft-cadis":
+        options = [*options, "--denoiser", f"openai:{small_unet(tmp_path)}"]
     options = [*SMALL, "--epochs", 2, *options]
     succeed(command, *TRAINING, tmp_path / "whole", *options)
     done, stopped = 0, tmp_path / "stopped"
     for last, saved in [(5, (0, 5)), (12, (0, 12)), (18, (1, 6))]:
         with pytest.MonkeyPatch.context() as patch:
             after_update(
-                patch, last - done, send, getattr(torch.optim, "AdamW" if way == "AdamW" else "SGD")
+                patch,
+                last - done,
+                send,
+                getattr(torch.optim, "AdamW" if "adamw" in options else "SGD"),
             )
             outcome = call(capsys, command, *TRAINING, stopped, *options, "--resume")
         assert outcome.code == 143

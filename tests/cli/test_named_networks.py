@@ -20,6 +20,7 @@ from support.commands import call, refused, settings_of, succeed, timeless
 from support.image_files import random_image, save_image
 from support.named_networks import NAMES, save_folder, save_hf, save_onnx, small_network
 from support.optional import needs
+from support.trainings import after_update, read, same_state, send
 
 CHEAP = ("--N", 100, "--device", "cpu")
 SMOKE = (
@@ -292,6 +293,35 @@ def test_layers_of_timm_have_their_own_rates(place, capsys):
         refused(call(capsys, *other), "with --optimizer adamw", code=2)
         and not Path("other").exists()
     )
+
+
+@needs("timm")
+def test_low_rank_changes_are_merged_and_trained_on(place, capsys):
+    """A stopped run ends like another one; keys and all layers but the last stay as they were."""
+    train = ("train", "digits", "timm:test_vit", "--noise", 0.25, "--device", "cpu")
+    train += ("--resize", 160, "--lora", 2, "--batch", 4, "--steps-per-epoch", 2)
+    train += ("--evaluate-images", 2)
+    with pytest.MonkeyPatch.context() as patch:
+        after_update(patch, 3, send)
+        assert call(capsys, *train[:3], "run", *train[3:], "--epochs", 2).code == 143
+    assert call(capsys, *train[:3], "run", *train[3:], "--epochs", 2, "--resume").code == 0
+    for epochs in (1, 2):
+        succeed(*train[:3], f"whole{epochs}", *train[3:], "--epochs", epochs)
+    assert same_state(Path("run"), Path("whole2"))
+    before, after = (read(Path(f"whole{epochs}"))["state_dict"] for epochs in (1, 2))
+    changed = {name for name in after if not torch.equal(before[name], after[name])}
+    adapted = {name for name in after if name.endswith("qkv.weight")}
+    assert adapted | {"1.head.weight", "1.head.bias"} == changed and len(adapted) == 6
+    for name in adapted:
+        queries, keys, values = (after[name] - before[name]).chunk(3)
+        assert not keys.any()
+        for part in (queries, values):
+            *_, fifth = torch.linalg.svdvals(part.double())[:5]
+            assert part.any() and fifth < 1e-5, "of rank 2 before, and of rank 2 after"
+    certify = ("certify", "digits", "whole2/checkpoint.pth.tar", 0.25, "log.tsv", *CHEAP)
+    assert refused(call(capsys, *certify), "image_shape [1, 160, 160]", "--resize 160")
+    outcome = call(capsys, *certify, "--max", 1, "--resize", 160)
+    assert outcome.code == 0 and "several sets" not in outcome.err
 
 
 def test_input_layer_takes_the_place_of_that_of_the_library(place, capsys):

@@ -236,6 +236,17 @@ SHORT = ["--device", "cpu", "--epochs", 1, "--steps-per-epoch", 1]
         ([*PGD[:2], "--objective", "gaussian", "--beta", 2], ["--beta", "--objective gaussian"]),
         ([*PGD, "--recipe", "released-behaviour"], ["--released-behaviour"]),
         ([*PGD, "--unlabelled-weight", 0.5], ["--unlabelled-weight", "--use-unlabelled"]),
+        ([*PGD, "--lr-schedule", "cosine", "--lr-factor", 0.5], ["cosine", "--lr-factor"]),
+        ([*PGD, "--lr-rise", 2], ["--lr-rise", "--lr-schedule cosine"]),
+        ([*PGD, "--lr-schedule", "one-cycle", "--lr-end", 0], ["--lr-end", "cosine"]),
+        ([*PGD, "--clip-gradients", 0], ["--clip-gradients", "'0'"]),
+        ([*PGD, "--weight-decay-end", -1], ["--weight-decay-end", "'-1'"]),
+        ([*PGD, "--timestep", "nearest"], ["--timestep", "--denoiser openai:FILE"]),
+        ([*PGD, "--denoiser", "d.pth.tar", "--timestep", 3], ["--timestep", "openai:FILE"]),
+        ([*PGD, "--resize", 0], ["--resize", "'0'"]),
+        ([*PGD, "--resize", "16:nearest"], ["--resize", "'nearest'", "bicubic"]),
+        ([*PGD, "--lora", 0], ["--lora", "'0'"]),
+        ([*PGD, "--route", "a.tsv", "--route", "b.tsv", "--resize", 8], ["routers", "--resize"]),
     ],
 )
 def test_contradicting_options_are_refused_in_one_line(workplace, capsys, options, words):
@@ -264,6 +275,25 @@ def test_rate_leaves_out_the_first_update_which_is_told_where_it_is_longer_than_
     (row,) = rows(workplace / "run/log.txt")
     assert float(row["images_per_second"]) == rate
     assert ("(without the first update, which took 40 s)" in outcome.out) == told
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--denoiser", "none.pth.tar"], ["none.pth.tar does not exist"]),
+        (["--denoiser", "openai:none.pt"], ["--denoiser openai:none.pt", "cannot be read"]),
+        (["--denoiser", "diffusers:none"], ["--denoiser diffusers:none", "config.json"]),
+        (["--denoiser", "c.pth.tar"], ["c.pth.tar", "no denoiser"]),
+        (["--lora", 2], ["--lora", "Vision Transformer"]),
+    ],
+)
+def test_what_cannot_stand_before_or_be_adapted_is_refused(
+    options, words, checkpoint, workplace, capsys
+):
+    shutil.copy(checkpoint, "c.pth.tar")
+    options = [*SHORT, "--noise", 0.25, *options]
+    assert refused(call(capsys, "train", *DIGITS, "run", *options), *words)
+    assert not Path("run").exists()
 
 
 def test_arguments_are_all_recorded_and_the_command_line_wins_over_a_recipe(workplace):
@@ -394,4 +424,4 @@ def test_help_shows_the_options_of_the_objective_alone(capsys, command, options,
     flags = {*re.findall("^  (--[-A-Za-z]+)", outcome.out, re.MULTILINE)}
     assert outcome.code == 0 and not flags & {*hidden}
     assert {*shown} <= flags
-    assert options or command == "train_pgd" or outcome.out.count("\n") <= 120
+    assert options or command == "train_pgd" or outcome.out.count("\n") <= 140

@@ -16,6 +16,7 @@ from smoothadv.objectives import OBJECTIVES, Batch, mean_cross_entropy
 from smoothadv.objectives.cat_rs import CatRS
 from smoothadv.objectives.consistency import Consistency
 from smoothadv.objectives.distillation import Distillation
+from smoothadv.objectives.ft_cadis import FTCADIS
 from smoothadv.objectives.macer import Macer
 from smoothadv.objectives.smoothmix import SmoothMix
 from smoothadv.objectives.stability import Stability
@@ -144,6 +145,7 @@ def test_loss_is_finite_where_votes_are_equal_or_unanimous(kind, size):
         (Stability, [2, 2, 2, 1]),
         (Macer, [12, 12, 6, 12]),
         (CatRS, [0.5, 0.5, 1, 2]),
+        (FTCADIS, [4, 4, 4, 4]),
     ],
 )
 def test_lambda_is_the_papers_for_the_nearest_noise(kind, expected):
@@ -238,7 +240,22 @@ def slow_cat_rs(first, second, label, of_image, weight) -> float:
     )
 
 
+def slow_ft_cadis(first, second, label, of_image, weight) -> float:
+    each = [-math.log(softmax(row)[label]) for row in first]
+    right = [one for one, row in zip(each, first) if row[label] == max(row)]
+    total = math.fsum(right or [min(each)]) / len(first)
+    return total + weight * (len(right) == len(first)) * max(
+        divergence(averaged(first), row) for row in second
+    )
+
+
 PAIRS = {
+    "ft-cadis": (
+        lambda w: FTCADIS(SIGMA, regularization=w),
+        slow_ft_cadis,
+        [()] * IMAGES,
+        (),
+    ),
     "smoothmix": (
         lambda w: SmoothMix(SIGMA, eta=w / 2),
         slow_smoothmix,

@@ -73,6 +73,8 @@ def looked_at(
     parts = {
         "model": model,
         "folded_uncompiled": attacked,
+        "attacked": attacked,
+        "_seen": lambda batch: batch,
         "objective": objective,
         "execution": execution or Execution(),
         "teacher": None,

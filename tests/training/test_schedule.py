@@ -1,6 +1,7 @@
 """The course of the learning rate, and which images each update of an epoch is on."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -52,6 +53,24 @@ def test_one_cycle_rises_over_a_fifth_and_falls_to_nearly_zero_linearly(epochs, 
     assert rates[0] < 0.001 and rates[-1] < 0.001
 
 
+def test_cosine_rises_and_falls_to_its_end_and_weight_decay_goes_along():
+    """As FT-CADIS's code computes them for each update, written out."""
+    schedule = dataclasses.replace(
+        STEP, epochs=5, learning_rate_shape="cosine", learning_rate_rise=2, learning_rate_end=0.01
+    )
+    for epoch, step in ((0, 0), (0, 3), (1, 3), (2, 0), (3, 1), (4, 3)):
+        done = epoch + step / 4
+        rate = 0.1 * done / 2
+        if done >= 2:
+            rate = 0.01 + (0.1 - 0.01) * 0.5 * (1 + math.cos(math.pi * (done - 2) / (5 - 2)))
+        assert schedule.learning_rate_at(epoch, step, 4) == pytest.approx(rate)
+    assert schedule.weight_decay_at(3, 1, 4) == STEP.weight_decay
+    growing = dataclasses.replace(STEP, epochs=5, weight_decay=0.04, weight_decay_end=0.4)
+    found = [growing.weight_decay_at(epoch, step, 2) for epoch in range(5) for step in range(2)]
+    cosine = [0.4 + 0.5 * (0.04 - 0.4) * (1 + math.cos(math.pi * k / 10)) for k in range(10)]
+    assert found == pytest.approx(cosine) and "epochs" in growing.record()
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_record_has_the_number_of_epochs_only_where_rates_depend_on_it(shape):
     short, long = (
@@ -61,7 +80,7 @@ def test_the_record_has_the_number_of_epochs_only_where_rates_depend_on_it(shape
         short.learning_rate_at(epoch, 0, 5) != long.learning_rate_at(epoch, 0, 5)
         for epoch in range(60)
     )
-    assert (short.record() != long.record()) == differ == (shape == "one-cycle")
+    assert (short.record() != long.record()) == differ == (shape != "step")
     fields = {field.name for field in dataclasses.fields(Schedule)}
     assert short.record().keys() == fields - (set() if differ else {"epochs"})
 

@@ -47,6 +47,14 @@ class Resized(nn.Module):
         return self.classifier(F.interpolate(images, size, mode=self.mode, antialias=True))
 
 
+def resized(classifier: nn.Module, how: str | None) -> nn.Module:
+    """The classifier of images that are resized as ``how`` says, SIDE:FILTER; None: not."""
+    if how is None:
+        return classifier
+    side, _, mode = how.partition(":")
+    return Resized(classifier, int(side), mode)
+
+
 class LocallySmoothed(nn.Module):
     """The logarithm of the mean of softmax(F(x + d_i)) over m fixed noises d_i [m, C, H, W], the
     same for all images: a function (DiffSmooth, Zhang et al., 2023).

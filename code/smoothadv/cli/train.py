@@ -6,6 +6,7 @@ from functools import partial
 
 from smoothadv.base import plugins
 from smoothadv.base.distributed import ended
+from smoothadv.base.settings import RELEASED
 from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.options.training import spec_of, training_parser, with_recipes
 from smoothadv.cli.runner import Options, Parser, invocation, run
@@ -56,13 +57,17 @@ def _certify_command(spec: TrainSpec) -> str:
     """The command line that certifies the trained model with the sigma of its training."""
     sigma, made = str(spec.objective.noise_sd or 0.25), str(spec.outdir / CHECKPOINT)
     words = invocation("certify").split()
-    classifier, denoiser = made, []
+    classifier, before = made, {name: getattr(spec, name) for name in ("denoiser", "resize")}
+    if spec.timestep != RELEASED:
+        before["timestep"] = spec.timestep
     if spec.objective.DENOISES:
-        classifier, denoiser = str(spec.teacher or "CLASSIFIER"), ["--denoiser", made]
+        classifier, before = str(spec.teacher or "CLASSIFIER"), {"denoiser": made}
     if spec.route is not None:
         classifier, sigma = "ROUTER.toml", STAGES
     log = f"logs/{spec.outdir.resolve().name}_sigma_{sigma}.tsv"
-    words += [spec.dataset_name, classifier, sigma, log, *denoiser]
+    words += [spec.dataset_name, classifier, sigma, log]
+    for name, value in before.items():
+        words += [] if value is None else [f"--{name}", value]
     if spec.data_dir:
         words += ["--data-dir", str(spec.data_dir)]
     for plugin in plugins.loaded():

@@ -52,7 +52,7 @@ _FIELDS: dict[str, tuple[str, Any, Any]] = {
     "epoch": ("a whole number", int, None),
     **dict.fromkeys(("arch", "dataset", "input_layer"), ("text", str, None)),
     "noise_sd": ("a number", (int, float), None),
-    **dict.fromkeys(("recipe", "integer"), ("a dict", dict, None)),
+    **dict.fromkeys(("recipe", "integer", "behind"), ("a dict", dict, None)),
     "state_dict": ("a dict of tensors", dict, torch.Tensor),
     **dict.fromkeys(("mean", "std"), ("a list of numbers", (list, tuple), (int, float))),
     "image_shape": ("a list of whole numbers", (list, tuple), int),
@@ -250,7 +250,8 @@ def _weights_in(content: dict[str, Any], path: Path, chosen: str | None) -> Weig
 
     Warns where others may be meant, too; UserError where nothing says which are.
     """
-    states = _states(content, "", 3)
+    # What a training goes on with is another form of the state_dict.
+    states = _states({k: v for k, v in content.items() if k != "trained"}, "", 3)
     most = max(map(len, states.values()), default=0)
     likely = [name for name, state in states.items() if 2 * len(state) >= most]
     if chosen is None and len(likely) > 1:
@@ -423,9 +424,11 @@ def check_recorded_images(
             trained, has = (
                 escape(f"[{', '.join(map(str, values))}]", 200) for values in (recorded, found)
             )
+            is_square = field == "image_shape" and recorded[1:2] == recorded[2:]
+            hint = f"; --resize {recorded[-1]} resizes them" * is_square
             raise UserError(
                 f"checkpoint {path} does not fit dataset '{description.name}': it was trained with "
-                f"{field} {trained}, the dataset has {has}"
+                f"{field} {trained}, the dataset has {has}{hint}"
             )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from smoothadv.architectures import get_architecture
-from smoothadv.architectures.denoisers import DENOISERS, Denoised, LocallySmoothed, Resized
+from smoothadv.architectures.denoisers import DENOISERS, Denoised, LocallySmoothed, resized
 from smoothadv.architectures.diffusion import load_diffusion
 from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.architectures.input_layers import build_input_layer
@@ -45,7 +45,7 @@ from smoothadv.models.checkpoint import (
 )
 from smoothadv.models.hub import checkpoint_digest, pinned
 from smoothadv.models.name import CHECKPOINT, LIBRARY, MODULE, ModelName, parse_model
-from smoothadv.models.spec import ModelSpec
+from smoothadv.models.spec import DenoisedSpec, ModelSpec
 from smoothadv.noise import derive_generator
 from smoothadv.records.logs import DENOISER
 
@@ -82,19 +82,20 @@ def load(spec: Spec) -> tuple[Spec, BaseClassifier]:
     It reads no images, since that may take long. UserError where the model cannot be had, or does
     not fit their description.
     """
-    side, _, mode = (spec.resize or "").partition(":")
     seen = spec
-    if side:
-        shape = spec.description.image_shape[0], int(side), int(side)
-        images = replace(spec.description, image_shape=shape)
-        seen = replace(spec, dataset=images, resize=None, denoiser=None, timestep=None)
+    if spec.resize is not None:
+        seen = replace(spec, dataset=spec.seen(spec.description), resize=None)
     if spec.model.kind == LIBRARY:
         seen, base = _by_name(seen)
     elif spec.model.kind == MODULE:
         base = _from_module(spec.model.source, seen.description)
     else:
         base = _from_checkpoints(seen)
-    before = {"--denoiser": spec.denoiser, "--resize": side, "--local-noise": spec.local_noise}
+    before = {
+        "--denoiser": spec.denoiser,
+        "--resize": spec.resize,
+        "--local-noise": spec.local_noise,
+    }
     if is_of_integers(base.module) and (given := [flag for flag in before if before[flag]]):
         raise UserError(
             "a network of integers reads noisy images in whole grey levels: leave "
@@ -102,11 +103,11 @@ def load(spec: Spec) -> tuple[Spec, BaseClassifier]:
         )
     if spec.local_noise is not None:
         base = _locally_smoothed(base, seen)
-    if not side:
+    if spec.resize is None:
         spec = seen
     else:
         settings = {**base.settings, "resize": spec.resize}
-        base = replace(base, module=Resized(base.module, int(side), mode).eval(), settings=settings)
+        base = replace(base, module=resized(base.module, spec.resize).eval(), settings=settings)
     return spec, base if spec.denoiser is None else denoised(base, spec)
 
 
@@ -235,9 +236,12 @@ def _from_checkpoints(spec: ModelSpec) -> BaseClassifier:
                 "training": content.get("recipe"),
             }
         )
-        # A denoiser before the classifier removes the noise.
-        noise_sd = content.get("noise_sd") if spec.denoiser is None else None
-        doubts += _doubts(str(path), content.get("dataset"), noise_sd, spec)
+        is_behind, is_denoised = "behind" in content, spec.denoiser is not None
+        if is_behind and not is_denoised:
+            doubts.append(f"{path} was trained behind a denoiser: name that with --denoiser")
+        # Behind a denoiser, it matters with which noise a network was trained if it was so there.
+        sigma = spec.sigma if is_behind == is_denoised else content.get("noise_sd")
+        doubts += _doubts(str(path), content, spec.dataset_name, sigma)
     module, settings, architectures = loaded[0], facts[0], [fact["arch"] for fact in facts]
     if members.mean:
         module = Ensemble(loaded, members.mean).eval()
@@ -303,50 +307,55 @@ def load_denoiser(
 
 
 def denoised(base: BaseClassifier, spec: ModelSpec) -> BaseClassifier:
-    """The classifier behind the denoiser of a spec, a checkpoint or diffusers:PATH; UserError where
-    that does not fit the images.
-    """
-    denoiser, images = str(spec.denoiser), spec.description
-    content: dict[str, Any] = {"noise_sd": spec.sigma}
-    if denoiser.startswith(DIFFUSION_MODELS):
-        step = str(spec.timestep)
-        network, facts = load_diffusion(denoiser, images.image_shape, spec.sigma, step)
-    else:
-        network, content = load_denoiser(denoiser, images)
-        facts = {"sha256": checkpoint_digest(denoiser), "arch": content["arch"]}
-    image = torch.full((1, *images.image_shape), 0.5)
-    try:
-        with torch.inference_mode():
-            found = list(network(image).shape)
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise UserError(
-            f"--denoiser {denoiser} does not run on images of shape {list(image.shape[1:])}: "
-            f"{first_line(error)}"
-        ) from error
-    if found != list(image.shape):
-        raise UserError(
-            f"--denoiser {denoiser} makes {found[1:]} of an image of shape {list(image.shape[1:])}"
-        )
-    doubts = _doubts("the denoiser", content.get("dataset"), content.get("noise_sd"), spec)
+    """The classifier behind the denoiser of a spec."""
+    denoiser, facts, doubts = denoiser_before(spec, spec.description, spec.sigma)
     return replace(
         base,
-        module=Denoised(network, base.module).eval(),
+        module=Denoised(denoiser, base.module).eval(),
         settings={**base.settings, DENOISER: facts},
         architectures=[*base.architectures, facts["arch"]],
         doubts=(*base.doubts, *doubts),
     )
 
 
-def _doubts(name: str, dataset: str | None, noise_sd: float | None, spec: ModelSpec) -> list[str]:
-    """What to warn of, where a network was trained on another dataset, or with other noise, than
-    those of a spec.
+def denoiser_before(
+    spec: DenoisedSpec, images: DatasetDescription, sigma: float
+) -> tuple[nn.Module, dict[str, Any], list[str]]:
+    """The denoiser of a spec for images with noise of sigma, a checkpoint or a diffusion model, in
+    eval mode; what a log records of it; and warnings. UserError where it does not fit the images.
     """
-    doubts = []
-    if None not in (dataset, spec.dataset_name) and dataset != spec.dataset_name:
-        doubts.append(f"{name} was trained on '{dataset}', not on '{spec.dataset_name}'")
-    if noise_sd is not None and noise_sd != spec.sigma:
+    name, content = str(spec.denoiser), dict[str, Any]()
+    if name.startswith(DIFFUSION_MODELS):
+        network, facts = load_diffusion(name, images.image_shape, sigma, str(spec.timestep))
+    else:
+        network, content = load_denoiser(name, images)
+        facts = {"sha256": checkpoint_digest(name), "arch": content["arch"]}
+    image = torch.full((1, *images.image_shape), 0.5)
+    try:
+        with torch.inference_mode():
+            found = list(network(image).shape)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise UserError(
+            f"--denoiser {name} does not run on images of shape {list(image.shape[1:])}: "
+            f"{first_line(error)}"
+        ) from error
+    if found != list(image.shape):
+        raise UserError(
+            f"--denoiser {name} makes {found[1:]} of an image of shape {list(image.shape[1:])}"
+        )
+    return network, facts, _doubts("the denoiser", content, spec.dataset_name, sigma)
+
+
+def _doubts(name: str, content: dict[str, Any], dataset: str | None, sigma: float) -> list[str]:
+    """What to warn of, where the checkpoint of a network was trained on another dataset, or with
+    other noise.
+    """
+    doubts, trained_on, noise_sd = [], content.get("dataset"), content.get("noise_sd")
+    if None not in (trained_on, dataset) and trained_on != dataset:
+        doubts.append(f"{name} was trained on '{trained_on}', not on '{dataset}'")
+    if noise_sd is not None and noise_sd != sigma:
         doubts.append(
-            f"{name} was trained with noise {noise_sd}; it is being smoothed with {spec.sigma}"
+            f"{name} was trained with noise {noise_sd}; it is being smoothed with {sigma}"
         )
     return doubts
 

@@ -62,7 +62,52 @@ def sigma_or_stages(text: str) -> float | str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSpec(RunSpec):
+class DenoisedSpec(RunSpec):
+    """The settings that say what stands before a classifier."""
+
+    denoiser: str | None = setting(
+        None,
+        parse=str,
+        metavar="CHECKPOINT",
+        help="denoiser before the model: a checkpoint of train_denoiser, or a diffusion model, "
+        "openai:FILE.pt or diffusers:FOLDER",
+    )
+    timestep: str | None = setting(
+        None,
+        parse=timestep,
+        metavar="STEP",
+        records="timestep",
+        help=f"step of a diffusion model as the denoiser: {RELEASED} (default), the first with at "
+        f"least the noise sigma, whose noise is then drawn; {NEAREST}; or a number",
+    )
+    resize: str | None = setting(
+        None,
+        parse=side_and_filter,
+        metavar="SIDE[:FILTER]",
+        records="resize",
+        help="resize images before the model, behind the denoiser, to SIDE x SIDE; FILTER is "
+        f"{', '.join(FILTERS)} (default: {FILTERS[0]}), with antialiasing and not clipped",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if str(self.denoiser).startswith(DIFFUSION_MODELS):
+            self._set(timestep=self.timestep or RELEASED)
+        elif self.timestep is not None:
+            raise UsageError(
+                "--timestep is for a diffusion model, --denoiser openai:FILE or diffusers:FOLDER"
+            )
+
+    def seen(self, images: DatasetDescription) -> DatasetDescription:
+        """The images as the classifier sees them, resized."""
+        if self.resize is None:
+            return images
+        side = int(self.resize.partition(":")[0])
+        return dataclasses.replace(images, image_shape=(images.image_shape[0], side, side))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec(DenoisedSpec):
     """The settings that say what is smoothed.
 
     ``model`` is a checkpoint, an ensemble, a network by name, a module that maps images
@@ -128,29 +173,6 @@ class ModelSpec(RunSpec):
         flag="--no-pretrained",
         help="give a network by name, like timm:resnet18, random weights in place of its own",
     )
-    denoiser: str | None = setting(
-        None,
-        parse=str,
-        metavar="CHECKPOINT",
-        help="denoiser before the model: a checkpoint of train_denoiser, or a diffusion model, "
-        "openai:FILE.pt or diffusers:FOLDER",
-    )
-    timestep: str | None = setting(
-        None,
-        parse=timestep,
-        metavar="STEP",
-        records="timestep",
-        help=f"step of a diffusion model as the denoiser: {RELEASED} (default), the first with at "
-        f"least the noise sigma, whose noise is then drawn; {NEAREST}; or a number",
-    )
-    resize: str | None = setting(
-        None,
-        parse=side_and_filter,
-        metavar="SIDE[:FILTER]",
-        records="resize",
-        help="resize images before the model, behind the denoiser, to SIDE x SIDE; FILTER is "
-        f"{', '.join(FILTERS)} (default: {FILTERS[0]}), with antialiasing and not clipped",
-    )
     local_noise: str | None = setting(
         None,
         parse=local_noise,
@@ -176,12 +198,6 @@ class ModelSpec(RunSpec):
                 raise UsageError(
                     "--no-pretrained is for networks by name, like timm:resnet18: leave it out"
                 )
-        if str(self.denoiser).startswith(DIFFUSION_MODELS):
-            self._set(timestep=self.timestep or RELEASED)
-        elif self.timestep is not None:
-            raise UsageError(
-                "--timestep is for a diffusion model, --denoiser openai:FILE or diffusers:FOLDER"
-            )
 
     def _read_stages(self) -> None:
         """Set the stages, their router or threshold, and as sigma the largest one, where the model

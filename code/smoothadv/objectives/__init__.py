@@ -125,6 +125,9 @@ class Objective(Checked, ABC):
     """
     DENOISES: ClassVar[bool] = False
     """Whether the model is a denoiser, and the teacher the classifier behind it."""
+    MOVES_RESIDUE: ClassVar[bool] = False
+    """Whether the noise of a batch is what a denoiser D before the model leaves of it, D(x + noise)
+    - x, and the model that is trained and attacked is the one behind D."""
     BY_NOISE: ClassVar[Mapping[str, Mapping[float, Any]]] = {}
     """Settings with the paper's values by noise level: the nearest one takes the place of None."""
     noise_sd: float

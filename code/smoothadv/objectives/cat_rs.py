@@ -20,9 +20,53 @@ from smoothadv.objectives import OBJECTIVES, Batch, BatchLoss
 from smoothadv.objectives.bases import CopiesObjective, weight
 
 
+@dataclass(frozen=True)
+class MovedNoise(CopiesObjective):
+    """What CAT-RS and FT-CADIS have: copies, and an attack that moves the noise of each."""
+
+    num_noise_vec: int = setting(4, parse=positive_int, help="m, the noise draws per image")
+    regularization: float = weight()
+    noise_steps: int = setting(4, parse=positive_int, help="T, the steps of an attack of noise")
+    noise_epsilon: float = setting(
+        1.0, parse=perturbation_size, help="l2 distance that the attack moves noise"
+    )
+    double_from_epoch: int | None = setting(
+        None,
+        parse=non_negative_int,
+        metavar="E",
+        help="double --noise-epsilon from this epoch on, counted from 0 (default: never)",
+    )
+
+    def epsilon(self, epoch: float) -> float:
+        """``noise_epsilon``, and twice that from ``double_from_epoch`` on."""
+        is_doubled = self.double_from_epoch is not None and epoch >= self.double_from_epoch
+        return self.noise_epsilon * (1 + is_doubled)
+
+    def moved(self, model: nn.Module, batch: Batch, targets: torch.Tensor) -> Batch:
+        """The batch with noise that increases the divergence from ``targets`` [B, K]."""
+        noise = from_targets(
+            model, batch.images, targets, batch.noise, self.noise_steps, batch.epsilon
+        )
+        return replace(batch, noise=noise)
+
+
+def worst_divergence(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The largest KL(targets || softmax) [B] of the copies with logits [B, m, K], for targets [B,
+    K].
+    """
+    others = targets.unsqueeze(1).expand_as(logits)
+    return F.kl_div(logits.log_softmax(-1), others, reduction="none").sum(-1).amax(1)
+
+
+def each_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """-log softmax(logits)[label] [B, m] of copies with logits [B, m, K]."""
+    each = labels.unsqueeze(1).expand(logits.shape[:2])
+    return F.cross_entropy(logits.movedim(-1, 1), each, reduction="none")
+
+
 @OBJECTIVES.register("cat-rs")
 @dataclass(frozen=True)
-class CatRS(CopiesObjective):
+class CatRS(MovedNoise):
     """1/m times the sum of the K smallest CE(f_i, y) + lambda [K = m] max_i KL(q || softmax f(x +
     noise*_i)).
 
@@ -40,30 +84,12 @@ class CatRS(CopiesObjective):
     UNIFORMS = "copy"
     TEACHER = "votes"
     BY_NOISE = {"regularization": {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}}
-    num_noise_vec: int = setting(4, parse=positive_int, help="m, the noise draws per image")
-    regularization: float = weight()
-    noise_steps: int = setting(4, parse=positive_int, help="T, the steps of an attack of noise")
-    noise_epsilon: float = setting(
-        1.0, parse=perturbation_size, help="l2 distance that CAT-RS's attack moves noise"
-    )
-
     confidence: str = setting(
         "model",
         choices=("model", "teacher"),
         help="whose votes for the label are the confidence in an image: the model's on the m "
         "copies, or the teacher's",
     )
-    double_from_epoch: int | None = setting(
-        None,
-        parse=non_negative_int,
-        metavar="E",
-        help="double --noise-epsilon from this epoch on, counted from 0 (default: never)",
-    )
-
-    def epsilon(self, epoch: float) -> float:
-        """``noise_epsilon``, and twice that from ``double_from_epoch`` on."""
-        is_doubled = self.double_from_epoch is not None and epoch >= self.double_from_epoch
-        return self.noise_epsilon * (1 + is_doubled)
 
     def attacked(
         self, model: nn.Module, batch: Batch, generator: torch.Generator | None = None
@@ -73,10 +99,7 @@ class CatRS(CopiesObjective):
         if not len(targets):  # of test images, for which no teacher voted
             classes = model(batch.images[:1].clone()).shape[1]
             targets = F.one_hot(batch.labels, classes).to(batch.images.dtype)
-        noise = from_targets(
-            model, batch.images, targets, batch.noise, self.noise_steps, batch.epsilon
-        )
-        return replace(batch, noise=noise)
+        return self.moved(model, batch, targets)
 
     def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> BatchLoss:
         """The loss of the noisy copies, and of those with attacked noise."""
@@ -104,15 +127,9 @@ class CatRS(CopiesObjective):
         [B].
         """
         copies = logits.shape[1]
-        each = F.cross_entropy(
-            logits.flatten(0, 1), labels.repeat_interleave(copies), reduction="none"
-        )
-        smallest = each.unflatten(0, logits.shape[:2]).sort(1).values
+        smallest = each_cross_entropy(logits, labels).sort(1).values
         is_counted = torch.arange(copies, device=counted.device) < counted.unsqueeze(1)
-        divergences = F.kl_div(
-            others.log_softmax(-1), targets.unsqueeze(1).expand_as(others), reduction="none"
-        )
-        worst = divergences.sum(-1).amax(1)
+        worst = worst_divergence(others, targets)
         terms = (smallest * is_counted).sum(1).mean() / copies, (worst * (counted == copies)).mean()
         loss = terms[0] + self.regularization * terms[1]
         return loss, dict(zip(self.TERMS, terms))

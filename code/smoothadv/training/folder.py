@@ -35,6 +35,7 @@ from smoothadv.records.logs import (
     recorded_runs,
     tsv,
 )
+from smoothadv.training.low_rank import merged_fields
 
 
 class RunFolder:
@@ -158,7 +159,7 @@ class RunFolder:
             "epoch": len(history),
             "step": 0,
             **(within_epoch or {}),
-            **state_fields(model),
+            **merged_fields(model, state_fields(model)),
             "optimizer": {**state, "param_groups": groups},
             "history": history,
             "recipe": self.recipe,

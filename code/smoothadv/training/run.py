@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from smoothadv.architectures.denoisers import resized
 from smoothadv.base.distributed import Processes
 from smoothadv.base.errors import NonFiniteError, Terminated, counted
 from smoothadv.datasets import Batches, DatasetDescription, ImageDataset
@@ -48,7 +49,8 @@ _SECONDS_OF_ONE_REQUEST = 1.0
 @dataclass(frozen=True)
 class TrainingSetup:
     """A specification with all that it names; ``started_from`` says in a sentence which weights the
-    model has, if not new.
+    model has, if not new. The ``model`` is trained behind a frozen ``denoiser``, of which
+    ``behind`` is the record, if there is one.
     """
 
     spec: TrainSpec
@@ -63,6 +65,8 @@ class TrainingSetup:
     model: torch.nn.Module
     started_from: str | None
     teacher: Teacher | None = None
+    denoiser: torch.nn.Module | None = None
+    behind: dict[str, Any] | None = None
 
 
 class TrainingRun:
@@ -115,8 +119,9 @@ class TrainingRun:
         """The update of the model, as a CUDA graph where there are such."""
         images = self.setup.training
         own, _ = self.processes.share(torch.arange(self.schedule.batch))
+        denoiser = self.setup.denoiser
         update = Update(
-            self.model,
+            resized(self.model, self.spec.resize),
             self.objective,
             self.optimizer,
             self.execution,
@@ -125,8 +130,12 @@ class TrainingRun:
             example=torch.stack([images[index][0] for index in range(min(2, len(images)))]),
             images_at_a_time=min(len(own), self.schedule.micro_batch or len(own)),
             teacher=self.teacher,
+            denoiser=denoiser and self.execution.prepare(denoiser, self.device),
+            clip_gradients=self.schedule.clip_gradients,
         )
         is_graph = self.execution.cuda_graph is not False and not self.execution.synchronized_norm
+        # A graph keeps the weight decay that it was recorded with.
+        is_graph = is_graph and self.schedule.weight_decay_end is None
         if is_graph and has_cuda_graphs(self.device):
             update.compute = GraphedUpdate(update)
         return update
@@ -174,9 +183,9 @@ class TrainingRun:
             self._choose_images(policy, epoch)
         ends, sizes = [time.monotonic()], list[int]()
         # The checkpoint has a learning rate, also where no step is left.
-        self._set_learning_rate(epoch, max(0, self.first_step - 1))
+        self._set_rates(epoch, max(0, self.first_step - 1))
         for number, step, (images, labels) in self._batches(epoch):
-            self._set_learning_rate(epoch, number)
+            self._set_rates(epoch, number)
             weight = self.spec.unlabelled_weight if step.source else 1.0
             address = Address(self.spec.seed, epoch, number)
             self.sums += self.update(images, labels, step.indices, address, weight)
@@ -206,9 +215,11 @@ class TrainingRun:
         }
         return row, long_start
 
-    def _set_learning_rate(self, epoch: int, step: int) -> None:
+    def _set_rates(self, epoch: int, step: int) -> None:
         rate = self.schedule.learning_rate_at(epoch, step, self.steps)
+        decay = self.schedule.weight_decay_at(epoch, step, self.steps)
         for group in self.optimizer.param_groups:
+            group["weight_decay"] = decay * group.get("decays", True)
             scaled = rate * group.get("lr_scale", 1.0)
             is_tensor = torch.is_tensor(group["lr"])
             group["lr"] = group["lr"].fill_(scaled) if is_tensor else scaled

@@ -1,5 +1,6 @@
 """The number of epochs, the order of images, the optimizer and the learning rate of training."""
 
+import math
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
@@ -12,7 +13,7 @@ from smoothadv.datasets import TrainingDefaults
 from smoothadv.noise import Purpose, derive_generator
 from smoothadv.objectives import DataPolicy
 
-SHAPES = ("step", "one-cycle")
+SHAPES = ("step", "one-cycle", "cosine")
 OPTIMIZERS = ("sgd", "adamw")
 _RISE = 0.2
 
@@ -28,8 +29,11 @@ class Schedule(TrainingDefaults):
     updates. With the shape "step" epoch e, from 0, uses learning_rate *
     learning_rate_factor^floor(e / learning_rate_step) (SmoothAdv, appendix D); with "one-cycle" the
     rate rises from 0 to learning_rate over the first fifth of the updates and falls back to 0,
-    linearly (Smith and Topin, 2018). ``layer_decay`` multiplies the rate once more for each layer
-    before the last one (None: not).
+    linearly (Smith and Topin, 2018); with "cosine" it rises from 0 to learning_rate over
+    ``learning_rate_rise`` epochs and falls to ``learning_rate_end``, as half a cosine.
+    ``layer_decay`` multiplies the rate once more for each layer before the last one (None: not).
+    The weight decay goes to ``weight_decay_end``, as half a cosine, where there is such.
+    ``clip_gradients`` is the largest norm of the gradient of a tensor (None: any).
     """
 
     learning_rate_factor: float = 0.1
@@ -40,6 +44,10 @@ class Schedule(TrainingDefaults):
     steps_per_epoch: int | None = None
     optimizer: str | None = None
     layer_decay: float | None = None
+    learning_rate_rise: int = 0
+    learning_rate_end: float = 0.0
+    weight_decay_end: float | None = None
+    clip_gradients: float | None = None
 
     def learning_rate_at(self, epoch: int, step: int, steps: int) -> float:
         """The learning rate of update ``step``, counted from 0, in an epoch of ``steps``
@@ -49,17 +57,35 @@ class Schedule(TrainingDefaults):
             return self.learning_rate * self.learning_rate_factor ** (
                 epoch // self.learning_rate_step
             )
+        if self.learning_rate_shape == "cosine":
+            done, rise = epoch + step / steps, self.learning_rate_rise
+            if done < rise:
+                return self.learning_rate * done / rise
+            share = (done - rise) / (self.epochs - rise)
+            return _on_cosine(self.learning_rate, self.learning_rate_end, share)
         done = (epoch + (step + 0.5) / steps) / self.epochs
         return self.learning_rate * min(done / _RISE, (1 - done) / (1 - _RISE))
 
+    def weight_decay_at(self, epoch: int, step: int, steps: int) -> float:
+        """The weight decay of an update, as ``learning_rate_at`` counts them."""
+        if self.weight_decay_end is None:
+            return self.weight_decay
+        share = (epoch + step / steps) / self.epochs
+        return _on_cosine(self.weight_decay, self.weight_decay_end, share)
+
     def record(self) -> dict[str, Any]:
         """The fields that decide the weights: ``epochs``, which a resumed run may raise, only if
-        the shape uses it.
+        the schedule uses it.
         """
         fields = asdict(self)
-        if self.learning_rate_shape != "one-cycle":
+        if self.learning_rate_shape == "step" and self.weight_decay_end is None:
             del fields["epochs"]
         return fields
+
+
+def _on_cosine(start: float, end: float, share: float) -> float:
+    """From ``start`` to ``end`` by half a cosine, of which a share is done."""
+    return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
 
 
 @dataclass(frozen=True)
@@ -118,10 +144,11 @@ def optimizer_of(
     """
     has_graphs = has_cuda_graphs(device)
     groups = layer_groups(model, schedule.layer_decay)
+    decay = schedule.weight_decay
     for group in groups:
         rate = group.get("lr_scale", 1.0) * schedule.learning_rate
         group["lr"] = torch.full((), rate, device=device) if has_graphs else rate
-    decay = schedule.weight_decay
+        group["weight_decay"] = decay * group.get("decays", True)
     if schedule.optimizer == "adamw":
         return torch.optim.AdamW(groups, weight_decay=decay, capturable=has_graphs)
     kind = SGD if has_graphs else torch.optim.SGD
@@ -131,7 +158,8 @@ def optimizer_of(
 def layer_groups(model: torch.nn.Module, decay: float | None) -> list[dict[str, Any]]:
     """The weights of a model, in their order, in groups whose learning rate is ``lr_scale`` times
     that of training: decay^k in the k-th layer before the last one (Clark et al., 2020), by the
-    layers that timm knows of its networks; UserError for others. None: all in one group.
+    layers that timm knows of its networks; UserError for others. Only ``decays`` groups have weight
+    decay: biases, norms and positions have none. None: all in one group.
     """
     if decay is None:
         return [{"params": list(model.parameters())}]
@@ -142,10 +170,18 @@ def layer_groups(model: torch.nn.Module, decay: float | None) -> list[dict[str, 
         )
     from timm.optim import param_groups_layer_decay
 
-    known = param_groups_layer_decay(networks[0], layer_decay=decay)
-    scales = {id(weight): group["lr_scale"] for group in known for weight in group["params"]}
-    runs = groupby(model.parameters(), lambda weight: scales.get(id(weight), 1.0))
-    return [{"params": list(weights), "lr_scale": scale} for scale, weights in runs]
+    unchanged = getattr(networks[0], "no_weight_decay", list)()
+    known = param_groups_layer_decay(networks[0], 1.0, unchanged, layer_decay=decay)
+    kinds = {
+        id(weight): (group["lr_scale"], group["weight_decay"] > 0)
+        for group in known
+        for weight in group["params"]
+    }
+    runs = groupby(model.parameters(), lambda weight: kinds.get(id(weight), (1.0, True)))
+    return [
+        {"params": list(weights), "lr_scale": scale, "decays": decays}
+        for (scale, decays), weights in runs
+    ]
 
 
 class SGD(torch.optim.SGD):

@@ -31,9 +31,11 @@ from smoothadv.models.checkpoint import (
     with_recorded_constants,
 )
 from smoothadv.models.hub import checkpoint_digest
+from smoothadv.models.load import denoiser_before
 from smoothadv.noise import derive_generator
 from smoothadv.records.logs import recorded_runs
 from smoothadv.training.folder import RunFolder
+from smoothadv.training.low_rank import adapt, merge
 from smoothadv.training.routing import routed
 from smoothadv.training.run import TrainingRun, TrainingSetup
 from smoothadv.training.schedule import layer_groups
@@ -81,6 +83,7 @@ def train(spec: TrainSpec, report: Callable[[str], None] = print) -> Trained:
                 stack.enter_context(folder.opened())
                 _announce(setup, folder.saved, report)
         history = TrainingRun(setup, folder).run_epochs(report, spec.track)
+        merge(setup.model)
     return Trained(setup.model, history, processes.is_first)
 
 
@@ -113,8 +116,15 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
             f"found {counted(len(training), 'training image')} for {processes.size} processes: "
             "start fewer"
         )
-    description, input_layer, model, started_from = _model(spec, images)
+    description, input_layer, model, started_from = _model(spec, spec.seen(images))
+    if spec.lora is not None:
+        adapt(model, spec.lora)
     layer_groups(model, schedule.layer_decay)  # refused before there is a folder
+    denoiser, behind = None, None
+    if spec.denoiser is not None:
+        denoiser, behind, doubts = denoiser_before(spec, images, spec.objective.noise_sd)
+        for doubt in doubts:
+            warn(doubt)
     return TrainingSetup(
         spec=spec,
         training=training,
@@ -130,6 +140,8 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
         model=model,
         started_from=started_from,
         teacher=load_teacher(spec, training, device) if spec.teacher else None,
+        denoiser=denoiser and denoiser.requires_grad_(False),
+        behind=behind,
     )
 
 
@@ -201,6 +213,8 @@ def _folder(setup: TrainingSetup) -> RunFolder:
             "ends with other weights than an uninterrupted one"
         )
     recipe["input_layer"] = setup.input_layer
+    if setup.behind is not None:
+        recipe["behind"] = facts["behind"] = setup.behind
     if spec.pretrained_model:
         recipe["pretrained_sha256"] = checkpoint_digest(spec.pretrained_model)
     if spec.pretrained:

@@ -32,8 +32,8 @@ from smoothadv.base.settings import (
     setting,
 )
 from smoothadv.datasets import DatasetDescription
-from smoothadv.datasets.spec import RunSpec
 from smoothadv.models.checkpoint import MODULE_PREFIX
+from smoothadv.models.spec import DenoisedSpec
 from smoothadv.objectives import DataPolicy, Objective
 from smoothadv.records.logs import CHECKPOINT
 from smoothadv.training.execution import Execution
@@ -100,7 +100,24 @@ class ScheduleSpec(Checked):
         choices=SHAPES,
         flag="--lr-schedule",
         group=_SCHEDULE,
-        help="divide the learning rate in steps, or let it rise and fall once (default: step)",
+        help="divide the learning rate in steps, or let it rise and fall, in lines or as a cosine "
+        "(default: step)",
+    )
+    learning_rate_rise: int | None = setting(
+        None,
+        parse=non_negative_int,
+        flag="--lr-rise",
+        metavar="N",
+        group=_SCHEDULE,
+        help="of cosine: epochs in which it rises (default: 0)",
+    )
+    learning_rate_end: float | None = setting(
+        None,
+        parse=non_negative_float,
+        flag="--lr-end",
+        metavar="LR",
+        group=_SCHEDULE,
+        help="of cosine: its last value (default: 0)",
     )
     learning_rate_step: int | None = setting(
         None,
@@ -138,14 +155,32 @@ class ScheduleSpec(Checked):
     weight_decay: float | None = setting(
         None, parse=non_negative_float, group=_SCHEDULE, help="default: 1e-4"
     )
+    weight_decay_end: float | None = setting(
+        None,
+        parse=non_negative_float,
+        metavar="D",
+        group=_SCHEDULE,
+        help="its last value, reached as a cosine (default: constant)",
+    )
+    clip_gradients: float | None = setting(
+        None,
+        parse=positive_float,
+        metavar="C",
+        group=_SCHEDULE,
+        help="largest norm of the gradient of each tensor (default: any)",
+    )
 
     def __post_init__(self) -> None:
         has_steps = self.learning_rate_step is not None or self.learning_rate_factor is not None
         is_adam, decay = self.optimizer == "adamw", self.layer_decay
+        shape, curve = self.learning_rate_shape, (self.learning_rate_rise, self.learning_rate_end)
         refuse_any(
             {
-                "--lr-schedule one-cycle has no steps: leave out --lr-step-size and --lr-factor": (
-                    self.learning_rate_shape == "one-cycle" and has_steps
+                f"--lr-schedule {shape} has no steps: leave out --lr-step-size and --lr-factor": (
+                    shape in ("one-cycle", "cosine") and has_steps
+                ),
+                "--lr-rise and --lr-end are of --lr-schedule cosine: leave them out": (
+                    shape != "cosine" and curve != (None, None)
                 ),
                 "--momentum is of sgd, and --optimizer adamw has none: leave it out": (
                     is_adam and self.momentum is not None
@@ -216,7 +251,7 @@ def _architectures() -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSpec(RunSpec):
+class TrainSpec(DenoisedSpec):
     """Train a classifier for an objective, in the folder ``outdir``.
 
     ``dataset`` is a name, or training images and test images. ``model`` is the name of an
@@ -307,6 +342,15 @@ class TrainSpec(RunSpec):
         help="start from a --pretrained-model of integers, which quantize made, and train these: "
         "rounded in each pass, with the gradient of the identity",
     )
+    lora: int | None = setting(
+        None,
+        parse=positive_int,
+        metavar="RANK",
+        group=_DATA,
+        records="lora",
+        help="adapt queries and values of a Vision Transformer of timm, and its last layer, by "
+        "changes of this rank (Hu et al., 2022)",
+    )
     teacher: Path | None = setting(
         None,
         parse=Path,
@@ -386,9 +430,11 @@ class TrainSpec(RunSpec):
         name, teacher, votes = type(objective).__name__, self.teacher, objective.TEACHER == "votes"
         polls = votes or (objective.TEACHER == "drops" and teacher is not None)
         flag = "--classifier" if objective.DENOISES else "--teacher"
-        own = self.outdir / CHECKPOINT
+        own, is_plain = self.outdir / CHECKPOINT, not (self.finetune_quantized or self.route)
         refuse_any(
             {
+                "--denoiser, --resize and --lora are not for routers nor for networks of integers: "
+                "leave them out": bool(self.denoiser or self.resize or self.lora) and not is_plain,
                 "--unlabelled-weight weighs the images of --use-unlabelled: name their file, or "
                 "leave it out": self.unlabelled_weight is not None and self.use_unlabelled is None,
                 "--sync-bn exchanges statistics in the midst of an update, where --cuda-graph "

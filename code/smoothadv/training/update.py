@@ -10,12 +10,13 @@ from functools import reduce
 import torch
 from torch import nn
 
+from smoothadv.architectures.denoisers import Denoised
 from smoothadv.base.devices import layout_on
 from smoothadv.base.distributed import Processes
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import ImageDataset
 from smoothadv.noise import Purpose, derive_generator
-from smoothadv.objectives import Batch, BatchLoss, Objective, first_logits
+from smoothadv.objectives import Batch, BatchLoss, Objective, Some, first_logits
 from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution, folded_form
 from smoothadv.training.teacher import Teacher
 
@@ -96,8 +97,10 @@ class Inputs(Batch):
 
 @dataclass(eq=False)
 class Update:
-    """Updates ``model``, already on its device, with ``optimizer``.
+    """Updates ``model``, already on its device, with ``optimizer``, behind a frozen ``denoiser`` if
+    there is one.
 
+    The gradient of each tensor is shortened to the norm ``clip_gradients``, if that is given.
     Gradients are computed for ``images_at_a_time`` images with all their copies. ``example`` [B, C,
     H, W] holds images of the dataset: on them the form of the model that is attacked is checked.
     """
@@ -111,17 +114,44 @@ class Update:
     example: InitVar[torch.Tensor]
     images_at_a_time: int
     teacher: Teacher | None = None
+    denoiser: nn.Module | None = None
+    clip_gradients: float | None = None
 
     def __post_init__(self, example: torch.Tensor) -> None:
         # An attack may see one copy of each image, or all.
         shapes = {self.images_at_a_time, self.images_at_a_time * self.objective.copies}
-        self.forward = self.execution.compiled(self.model, shapes)
         self._form = folded_form(self.model, example, CONVOLUTION_DTYPES[self.execution.precision])
+        folded = self.model if self._form is None else self._form
         # For evaluation, whose batches have other shapes than those compiled for.
-        self.folded_uncompiled = self.model if self._form is None else self._form
-        self.folded = self.execution.compiled(self.folded_uncompiled, shapes)
+        self.folded_uncompiled = self._behind(folded)
+        # An objective that moves what is left of the noise sees the network behind the denoiser.
+        trained, attacked = self._behind(self.model), self.folded_uncompiled
+        if self.objective.MOVES_RESIDUE:
+            trained, attacked = self.model, folded
+        self.attacked = attacked
+        self.forward = self.execution.compiled(trained, shapes)
+        self.folded = self.execution.compiled(attacked, shapes)
         # May be replaced by something that does the same, like a GraphedUpdate.
         self.compute: Callable[[Inputs], torch.Tensor] = self.computed
+
+    def _behind(self, network: nn.Module) -> nn.Module:
+        return network if self.denoiser is None else Denoised(self.denoiser, network)
+
+    def _seen(self, batch: Some) -> Some:
+        """The batch of an objective that MOVES_RESIDUE: its noise is what the denoiser leaves."""
+        if self.denoiser is None or not self.objective.MOVES_RESIDUE:
+            return batch
+        images = batch.images.unsqueeze(1)
+        with torch.no_grad():
+            denoised = self.denoiser((images + batch.noise).flatten(0, 1))
+        return replace(batch, noise=denoised.unflatten(0, batch.noise.shape[:2]) - images)
+
+    def _step(self) -> None:
+        """Change the weights by their gradients."""
+        for weight in self.model.parameters():
+            if self.clip_gradients is not None and weight.grad is not None:
+                nn.utils.clip_grad_norm_(weight, self.clip_gradients)
+        self.optimizer.step()
 
     def refresh_folded(self) -> None:
         """Copy the model's present weights to the form that is attacked."""
@@ -162,7 +192,7 @@ class Update:
         sums = self.compute(inputs)
         if self.processes.size > 1:
             self.processes.average_gradients(self.model)
-            self.optimizer.step()
+            self._step()
         return sums
 
     def seeded(self, inputs: Inputs) -> torch.Generator:
@@ -196,6 +226,7 @@ class Update:
             share = len(batch.images) * self.processes.size / inputs.whole
             # Copies of weights end with the context, within a CUDA graph.
             with self.execution.autocast(self.device):
+                batch = self._seen(batch)
                 with first_logits(self.folded) as first:
                     attacked = self.objective.attacked(self.folded, batch, choices)
                 outcome = self.objective.loss(self.forward, batch, attacked)
@@ -208,7 +239,7 @@ class Update:
             outcome.loss.backward(torch.ones_like(outcome.loss).mul_(inputs.weight * share))
             sums.append(sums_of(outcome, self.objective.TERMS))
         if self.processes.size == 1:
-            self.optimizer.step()
+            self._step()
         return reduce(torch.add, sums)
 
     @torch.no_grad()
@@ -223,7 +254,7 @@ class Update:
         """
         self.model.eval()
         self.refresh_folded()
-        objective, model = self.objective, self.folded_uncompiled
+        objective, model = self.objective, self.attacked
         epsilon = objective.epsilon(math.inf)
         taught = {"teacher": self.teacher.network} if self.teacher else {}
         sums = torch.zeros(4, dtype=torch.float64, device=self.device)
@@ -237,9 +268,9 @@ class Update:
             generator = address.generator(self.device, Purpose.EVALUATION, number)
             seen = objective.batch(images, labels, address.epoch, generator, whole, part, **taught)
             with self.execution.autocast(self.device):
-                found = [*objective.test(model, seen)]
+                found = [*objective.test(self.folded_uncompiled, seen)]
                 if epsilon:
-                    seen = replace(seen, epsilon=epsilon)
+                    seen = self._seen(replace(seen, epsilon=epsilon))
                     moved = objective.attacked(model, seen, generator)
                     logits = model(moved.images + moved.noise[:, 0])
                     found.append((logits.argmax(1) == labels).sum())

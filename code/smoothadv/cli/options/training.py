@@ -40,6 +40,7 @@ _CLASSIFIER = (
     "timm:resnet18: stability needs it, with mse it is for the log only"
 )
 _OF_CLASSIFIERS = "pretrained weights finetune_quantized teacher_draws teacher_noise".split()
+_OF_CLASSIFIERS += ["denoiser", "timestep", "resize", "lora"]
 _OF_TEACHER = {"--teacher", "--teacher-draws", "--teacher-noise"}
 _WITH_ATTACK = {"--warmup", "--warmup-from-first-epoch", "--base-attack"}
 """Settings of objectives that do without an attack, and that only an attack reads."""

@@ -1,0 +1,70 @@
+"""Low-rank adaptation (LoRA, Hu et al., 2022) of the queries and values of Vision Transformers."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from smoothadv.base.errors import UserError
+
+_PART = ".parametrizations."
+
+
+class LowRankChange(nn.Module):
+    """Maps weights [3 C, D] of queries, keys and values to W + [B_q A_q; 0; B_v A_v], with A
+    [rank, D] and B [C, rank], which is 0 at first.
+    """
+
+    def __init__(self, weight: torch.Tensor, rank: int) -> None:
+        super().__init__()
+        rows, columns = weight.shape
+        self.a = nn.Parameter(torch.empty(2, rank, columns))
+        self.b = nn.Parameter(torch.zeros(2, rows // 3, rank))
+        for each in self.a:
+            nn.init.kaiming_uniform_(each, math.sqrt(5))
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        queries, values = self.b @ self.a
+        return weight + torch.cat([queries, torch.zeros_like(queries), values])
+
+
+def adapt(model: nn.Module, rank: int) -> None:
+    """Freeze a model but for changes of its ``qkv`` layers and its last layer; UserError unless it
+    is a Vision Transformer as timm builds them.
+    """
+    layers = [
+        part.qkv for part in model.modules() if isinstance(getattr(part, "qkv", None), nn.Linear)
+    ]
+    heads = [part.get_classifier() for part in model.modules() if hasattr(part, "get_classifier")]
+    if not layers or not heads:
+        raise UserError(
+            "--lora changes the queries and values of a Vision Transformer of timm, like "
+            "timm:vit_tiny_patch16_224: leave it out"
+        )
+    model.requires_grad_(False)
+    heads[0].requires_grad_(True)
+    for layer in layers:
+        parametrize.register_parametrization(layer, "weight", LowRankChange(layer.weight, rank))
+
+
+def merge(model: nn.Module) -> None:
+    """Make plain weights of those that were adapted."""
+    for part in model.modules():
+        if parametrize.is_parametrized(part, "weight"):
+            parametrize.remove_parametrizations(part, "weight")
+
+
+def merged_fields(model: nn.Module, fields: dict[str, Any]) -> dict[str, Any]:
+    """The ``fields`` of a checkpoint of a model with plain weights; those that are ``trained`` are
+    there, too, to go on.
+    """
+    trained = fields["state_dict"]
+    adapted = {name.partition(_PART)[0] for name in trained if _PART in name}
+    if not adapted:
+        return fields
+    weights = {name: one for name, one in trained.items() if _PART not in name}
+    for name in adapted:
+        weights[f"{name}.weight"] = model.get_submodule(name).weight.detach()
+    return {**fields, "state_dict": weights, "trained": trained}
