@@ -346,7 +346,9 @@ def denoiser_before(
     return network, facts, _doubts("the denoiser", content, spec.dataset_name, sigma)
 
 
-def _doubts(name: str, content: dict[str, Any], dataset: str | None, sigma: float) -> list[str]:
+def _doubts(
+    name: str, content: dict[str, Any], dataset: str | None, sigma: float | None
+) -> list[str]:
     """What to warn of, where the checkpoint of a network was trained on another dataset, or with
     other noise.
     """

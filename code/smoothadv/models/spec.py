@@ -98,6 +98,11 @@ class DenoisedSpec(RunSpec):
                 "--timestep is for a diffusion model, --denoiser openai:FILE or diffusers:FOLDER"
             )
 
+    @property
+    def dataset_name(self) -> str | None:
+        """The name of the dataset; None for images that the caller handed over."""
+        return self.dataset if isinstance(self.dataset, str) else None
+
     def seen(self, images: DatasetDescription) -> DatasetDescription:
         """The images as the classifier sees them, resized."""
         if self.resize is None:
@@ -250,11 +255,6 @@ class ModelSpec(DenoisedSpec):
             return self
         alone = {**self._OF_ONE_STAGE, "model": stage.model, "sigma": stage.sigma}
         return dataclasses.replace(self, stages=None, router=None, threshold=None, **alone)
-
-    @property
-    def dataset_name(self) -> str | None:
-        """The name of the dataset; None for images that the caller handed over."""
-        return self.dataset if isinstance(self.dataset, str) else None
 
     @property
     def description(self) -> DatasetDescription:

@@ -22,7 +22,7 @@ class LowRankChange(nn.Module):
         rows, columns = weight.shape
         self.a = nn.Parameter(torch.empty(2, rank, columns))
         self.b = nn.Parameter(torch.zeros(2, rows // 3, rank))
-        for each in self.a:
+        for each in self.a.unbind():
             nn.init.kaiming_uniform_(each, math.sqrt(5))
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
@@ -35,16 +35,18 @@ def adapt(model: nn.Module, rank: int) -> None:
     is a Vision Transformer as timm builds them.
     """
     layers = [
-        part.qkv for part in model.modules() if isinstance(getattr(part, "qkv", None), nn.Linear)
+        part
+        for name, part in model.named_modules()
+        if name.endswith(".qkv") and isinstance(part, nn.Linear)
     ]
-    heads = [part.get_classifier() for part in model.modules() if hasattr(part, "get_classifier")]
-    if not layers or not heads:
+    networks: list[Any] = [part for part in model.modules() if hasattr(part, "get_classifier")]
+    if not layers or not networks:
         raise UserError(
             "--lora changes the queries and values of a Vision Transformer of timm, like "
             "timm:vit_tiny_patch16_224: leave it out"
         )
     model.requires_grad_(False)
-    heads[0].requires_grad_(True)
+    networks[0].get_classifier().requires_grad_(True)
     for layer in layers:
         parametrize.register_parametrization(layer, "weight", LowRankChange(layer.weight, rank))
 
@@ -66,5 +68,6 @@ def merged_fields(model: nn.Module, fields: dict[str, Any]) -> dict[str, Any]:
         return fields
     weights = {name: one for name, one in trained.items() if _PART not in name}
     for name in adapted:
-        weights[f"{name}.weight"] = model.get_submodule(name).weight.detach()
+        layer: Any = model.get_submodule(name)
+        weights[f"{name}.weight"] = layer.weight.detach()
     return {**fields, "state_dict": weights, "trained": trained}

@@ -170,8 +170,8 @@ def layer_groups(model: torch.nn.Module, decay: float | None) -> list[dict[str, 
         )
     from timm.optim import param_groups_layer_decay
 
-    unchanged = getattr(networks[0], "no_weight_decay", list)()
-    known = param_groups_layer_decay(networks[0], 1.0, unchanged, layer_decay=decay)
+    positions: Any = getattr(networks[0], "no_weight_decay", tuple)
+    known = param_groups_layer_decay(networks[0], 1.0, positions(), layer_decay=decay)
     kinds = {
         id(weight): (group["lr_scale"], group["weight_decay"] > 0)
         for group in known

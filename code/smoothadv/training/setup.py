@@ -192,7 +192,7 @@ def _folder(setup: TrainingSetup) -> RunFolder:
     decides the weights, and what is known of this process.
     """
     spec, description, pseudo_labelled = setup.spec, setup.description, setup.pseudo_labelled
-    facts = {
+    facts: dict[str, Any] = {
         "arch": f"{INTEGER}:{spec.arch}" if spec.finetune_quantized else spec.arch,
         "dataset": description.name,
         "classes": list(description.class_names),
