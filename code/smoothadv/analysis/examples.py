@@ -20,7 +20,7 @@ from smoothadv.analysis.logs import Log, Logs, refuse_other_images, refuse_sever
 from smoothadv.analysis.table_formats import Table, columns_of
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.files import write_atomically
-from smoothadv.base.settings import positive_int, refuse_any, setting
+from smoothadv.base.settings import SettingError, positive_int, refuse_any, setting
 from smoothadv.records.logs import examples_path, pictures_folder
 from smoothadv.records.readers import DataFrame, read_examples
 from smoothadv.statistics import ABSTAIN
@@ -48,7 +48,7 @@ class Examples(Analysis):
 
     def __post_init__(self) -> None:
         fault = "--worst and --best show different images: give one of them"
-        refuse_any({fault: None not in (self.worst, self.best)}, ValueError)
+        refuse_any({fault: None not in (self.worst, self.best)}, SettingError)
 
     def __call__(self, logs: Logs) -> Table:
         refuse_several(logs.certification, "a mean over logs", "procedure")
