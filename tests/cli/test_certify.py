@@ -127,14 +127,6 @@ def test_another_sigma_than_in_training_is_warned_about(certify):
     assert outcome.code == 0 and outcome.err.startswith("warning: ") and "0.25" in outcome.err
 
 
-def test_broken_weights_are_reported_not_certified(certify, workplace, checkpoint):
-    content = torch.load(checkpoint, weights_only=True)
-    content["state_dict"]["1.fc.bias"][3] = torch.nan
-    torch.save(content, "broken.pth.tar")
-    assert refused(certify("out.tsv", "--max", 2, model=workplace / "broken.pth.tar"), "finite")
-    assert not (workplace / "out.tsv").exists() or rows(workplace / "out.tsv") == []
-
-
 def test_a_batch_that_no_memory_can_hold_is_refused(certify, workplace, monkeypatch):
     monkeypatch.setattr(os, "sysconf", lambda name: 1000)
     outcome = certify("large.tsv", "--max", 2, "--batch", 1000)

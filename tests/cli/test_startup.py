@@ -106,13 +106,6 @@ def test_commands_import_no_library_that_they_do_not_need(checkpoint, tmp_path):
     assert code == 0 and at_work - {"scipy.stats", "pandas"} == {"torch", "sklearn"}
 
 
-def test_import_of_a_slow_library_is_noticed(tmp_path):
-    log = tmp_path / "log.tsv"
-    log.write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n0\t1\t1\t0.5\t1\t0:00:00.1\n")
-    line = ["analyze", "summary", str(log), "--sigma", "0.25", "--N", "100000", "--alpha", "0.001"]
-    assert imported([line], ["pandas", "torch"], tmp_path) == [(0, {"pandas"})]
-
-
 def test_names_that_help_texts_list_are_those_that_torch_code_defines():
     assert list(INPUT_LAYER_NAMES) == list(INPUT_LAYERS) and list(PRECISION_NAMES) == list(
         PRECISIONS

@@ -4,12 +4,8 @@ import json
 import re
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
-import smoothadv
-from smoothadv.base.errors import UserError
-from smoothadv.checkpoints import load_classifier
 from smoothadv.statistics.bounds import top_k_radius
 from support.commands import Outcome, call, header, rows
 
@@ -121,18 +117,3 @@ def test_attacks_on_top_k_certificates_look_for_the_class_in_the_set(
         r"flipped: .* certified as (\d) within 1.7, is predicted as (?!\1)\d, (?!\1)\d at",
         false.out,
     )
-
-
-def test_from_python(checkpoint):
-    model = load_classifier(checkpoint, "digits")
-    common = {"sigma": SIGMA, "n": N, "limit": 10, "device": "cpu"}
-    certified = smoothadv.certify(model, "digits", method="top-k", settings={"top_k": 2}, **common)
-    predicted = smoothadv.predict(model, "digits", top_k=2, **common)
-    assert {"rival_1", "rival_2"} <= {*certified.columns} and {"class_1", "class_2"} <= {
-        *predicted.columns
-    }
-    assert np.array_equal(
-        predicted.correct, (predicted[["class_1", "class_2"]].T == predicted.label).any()
-    )
-    with pytest.raises(UserError, match="top_k 1000000000: give a number below"):
-        smoothadv.predict(model, "digits", top_k=10**9, **common)
