@@ -1,7 +1,8 @@
-"""Every way into the program: scripts, console command, help texts, and the command lines of the
-documentation.
+"""Every way into the program: scripts, console command, help texts, the command lines of the
+documentation, mistyped words; and what is imported before a command works.
 """
 
+import json
 import re
 import runpy
 import shlex
@@ -11,8 +12,13 @@ from pathlib import Path
 import pytest
 
 import smoothadv.cli
-from smoothadv.cli import COMMANDS
-from support.commands import CODE, call, run_process, script
+from smoothadv.architectures import INPUT_LAYERS
+from smoothadv.base.settings import INPUT_LAYER_NAMES, PRECISION_NAMES
+from smoothadv.cli import COMMANDS, train_pgd
+from smoothadv.cli.runner import _RELEASED, Parser, run
+from smoothadv.version import __version__
+from smoothadv.voting.classifier import PRECISIONS
+from support.commands import CODE, call, refused, run_process, script
 
 REPOSITORY = CODE.parent
 SCRIPTS = sorted(path.stem for path in CODE.glob("*.py"))
@@ -209,3 +215,159 @@ def test_a_warning_appears_once_in_each_run(capsys):
             for text in ("the same", "the same", "another"):
                 warn(text)
         assert capsys.readouterr().err == "warning: the same\nwarning: another\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "title", "rest"),
+    [
+        (["--title", "--not an option--"], "--not an option--", []),
+        (["--title=--x", "a"], "--x", ["a"]),
+        (["--", "--titel"], None, ["--titel"]),
+        (["-5", "--title", "x"], "x", ["-5"]),
+    ],
+    ids=["value with spaces", "value with dashes", "after two dashes", "number"],
+)
+def test_values_are_not_taken_for_options(words, title, rest):
+    parser = Parser(prog="analyze")
+    parser.add_argument("--title", dest="--title")
+    parser.add_argument("rest", nargs="*")
+    options = vars(parser.parse_args(words))
+    assert (options.get("--title"), options.get("rest", [])) == (title, rest)
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS)])
+def test_every_command_prints_the_version(words, capsys):
+    assert smoothadv.cli.main([*words, "--version"]) == 0
+    assert capsys.readouterr().out == f"smoothadv {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("started", "shown"),
+    [
+        ("/usr/bin/smoothadv", "smoothadv certify merge"),
+        ("/clone/code/certify.py", "python code/certify.py merge"),
+        ("/clone/code/train.py", "python code/certify.py merge"),
+        ("/lib/smoothadv/__main__.py", "smoothadv certify merge"),
+    ],
+)
+def test_usage_says_what_was_typed_and_records_say_smoothadv(started, shown, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [started])
+    parser = Parser(prog="certify merge")
+    assert parser.prog == shown
+    recorded = []
+    assert (
+        run("certify merge", lambda: parser, lambda *given: recorded.append(given[2]), ["--debug"])
+        == 0
+    )
+    assert recorded == [["smoothadv", "certify", "merge", "--debug"]]
+
+
+@pytest.mark.parametrize("flag", _RELEASED)
+def test_an_option_of_the_released_code_is_answered_by_the_one_to_type_here(flag, capsys):
+    command = "predict" if flag == "--base-attack" else "train_pgd"
+    outcome = call(capsys, command, "digits", "digits_resnet8", "out", flag, "1")
+    assert refused(outcome, flag, _RELEASED[flag], "docs/released.md", code=2)
+    if _RELEASED[flag].startswith("write"):
+        assert _RELEASED[flag].split()[1] in train_pgd.make_parser([])._option_string_actions
+
+
+# Each takes a noticeable part of the time that torch takes.
+SLOW = [
+    "PIL",
+    "huggingface_hub",
+    "jinja2",
+    "matplotlib",
+    "mpmath",
+    "pandas",
+    "safetensors",
+    "scipy.stats",
+    "sklearn",
+    "statsmodels",
+    "torchvision",
+    "torch._dynamo",
+    "torch._inductor",
+]
+# Runs command lines one after the other; prints after each which of the modules have been imported
+# by then.
+PROGRAM = """
+import json, sys
+from smoothadv.cli import main
+lines, watched = map(json.loads, sys.argv[1:])
+for line in lines:
+    code = main(line)
+    print("\\nend", code, *(name for name in watched if name in sys.modules))
+"""
+# With the exit code of each.
+WITHOUT_TORCH = [
+    (["--help"], 0),
+    (["--version"], 0),
+    (["certfy"], 2),
+    (["certify", "--help"], 0),
+    (["certify", "--version"], 0),
+    (["certify"], 2),
+    (["certify", "digits", "c.pth.tar", "0", "log.tsv"], 2),
+    (["certify", "digits", "c.pth.tar", "0.25", "log.tsv", "--precison", "bf16"], 2),
+    (["certify", "digits", "c.pth.tar", "0.25", "log.tsv", "--method", "adaptiv"], 2),
+    (["certify", "digits", "c.pth.tar", "0.25", "log.tsv", "--radii", "0.5"], 2),
+    (["certify", "merge", "--help"], 0),
+    (["analyze", "--help"], 0),
+    (["analyze", "plot", "--help"], 0),
+    (["analyze", "tabel"], 2),
+    (["push", "--help"], 0),
+    (["push", "model.pth.tar", "me"], 2),
+    (["sweep", "--help"], 0),
+    (["sweep", "run", "--help"], 0),
+    (["sweep", "run", "grid.toml", "--engine", "locl"], 2),
+    (["sweep", "plan", "nowhere.toml"], 1),
+]
+# Only torch knows whether there is such a device.
+NO_DEVICE = ["certify", "digits", "c.pth.tar", "0.25", "log.tsv", "--device", "nowhere"]
+WITH_TORCH = [
+    (NO_DEVICE, 2),
+    *(([name, "--help"], 0) for name in ("train", "train_pgd", "predict", "attack")),
+]
+
+
+def imported(lines: list[list[str]], watched: list[str], folder) -> list[tuple[int, set[str]]]:
+    """The exit code of each command line, and which of the modules it or an earlier one has
+    imported.
+    """
+    words = [sys.executable, "-c", PROGRAM, json.dumps(lines), json.dumps(watched)]
+    done = run_process(words, folder, PYTHONPATH=str(CODE))
+    assert done.returncode == 0, done.stderr
+    ends = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("end ")]
+    assert len(ends) == len(lines)
+    return [(int(code), set(names)) for code, *names in ends]
+
+
+def test_commands_import_no_library_that_they_do_not_need(checkpoint, tmp_path):
+    """In one process: help texts and usage errors without torch, then those with it, then a
+    certification.
+    """
+    certify = [
+        "certify",
+        "digits",
+        str(checkpoint),
+        "0.25",
+        str(tmp_path / "log.tsv"),
+        "--N",
+        "100",
+        "--max",
+        "1",
+    ]
+    lines = [line for line, _ in WITHOUT_TORCH + WITH_TORCH]
+    *found, (code, at_work) = imported(
+        [*lines, [*certify, "--device", "cpu"]], ["torch", *SLOW], tmp_path
+    )
+    assert list(zip(lines, found)) == [
+        *((line, (code, set())) for line, code in WITHOUT_TORCH),
+        *((line, (code, {"torch"})) for line, code in WITH_TORCH),
+    ]
+    # The images come with scikit-learn, which imports SciPy and, where it is installed, pandas.
+    assert code == 0 and at_work - {"scipy.stats", "pandas"} == {"torch", "sklearn"}
+
+
+def test_names_that_help_texts_list_are_those_that_torch_code_defines():
+    assert list(INPUT_LAYER_NAMES) == list(INPUT_LAYERS) and list(PRECISION_NAMES) == list(
+        PRECISIONS
+    )
