@@ -56,12 +56,6 @@ def done(warm, tmp_path_factory) -> tuple[Path, list[subprocess.CompletedProcess
     return folder, warm.run_workers(2, script("train_pgd", *TRAINING), folder)
 
 
-@pytest.fixture(scope="module")
-def whole(done) -> Path:
-    """Their run folder."""
-    return done[0] / "run"
-
-
 def test_processes_write_one_run_and_say_everything_once(done):
     folder, (process, other) = done
     assert (process.returncode, other.returncode) == (0, 0), process.stderr + other.stderr
@@ -147,9 +141,10 @@ def saved(folder: Path) -> tuple[int, int]:
 
 @pytest.mark.parametrize("moment", [(0, 10), (1, 5)], ids=["first epoch", "second epoch"])
 def test_killed_workers_that_torchrun_starts_again_go_on_from_the_last_checkpoint(
-    whole, warm, tmp_path, moment
+    done, warm, tmp_path, moment
 ):
     """Without --resume."""
+    whole = done[0] / "run"
     command, store = script("train_pgd", *TRAINING, *AT_ONCE), store_of_agent()
     with warm.workers(2, command, tmp_path, **agent(store.port, 0)) as workers:
         wait_until(lambda: saved(tmp_path) >= moment, workers[0])
