@@ -7,6 +7,7 @@ are.
 
 import json
 import math
+import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -19,7 +20,7 @@ from smoothadv.analysis.reading import read_logs
 from smoothadv.base.errors import UserError
 from smoothadv.records.logs import manifest_path
 from support.analyzed_folder import FIVE, SELECTION, log, records
-from support.commands import call, refused, script, start_process
+from support.commands import ENVIRONMENT, call, refused, script
 from support.patience import HANG_SECONDS
 
 # Ours: full precision. 3 of 6 correct, 1 of 6 abstains.
@@ -108,7 +109,9 @@ def test_summary_agrees_with_certify(analyze, logs, checkpoint, capsys):
 
 def test_reader_that_stops_early_is_no_error(logs):
     """As in `analyze ... | head`: the pipe is closed before anything is written."""
-    process = start_process(script("analyze", "summary", "results/ours.tsv"), logs)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = script("analyze", "summary", "results/ours.tsv")
+    process = subprocess.Popen(command, cwd=logs, env=ENVIRONMENT, **pipes)
     process.stdout.close()
     assert process.stderr.read() == ""
     process.stderr.close()
