@@ -32,6 +32,19 @@ certify smoothadv-denoised smoothadv "${behind[@]}"
 certify diffsmooth smoothadv "${behind[@]}" --local-noise 0.25
 certify tuned tuned "${behind[@]}"
 certify ft-cadis ft-cadis "${behind[@]}"
-names=(clean clean-denoised smoothadv smoothadv-denoised diffsmooth tuned ft-cadis)
-run_analyze() { python "$code/analyze.py" "$@"; }
-run_analyze table "${names[@]/#/$out/}"
+
+# Certificates are recomputed from their counts, and attacked through the denoiser.
+attack() {
+    run attack digits "$out/$2/checkpoint.pth.tar" 0.5 "$out/attacked-$1" --against "$out/$1.tsv" \
+        --num-steps 4 --num-noise-vec 4 --N 400 --skip 10 "${behind[@]}" "${@:3}"
+}
+attack clean-denoised clean
+attack diffsmooth smoothadv --local-noise 0.25
+attack ft-cadis ft-cadis
+python "$code/../scripts/verify_log.py" "$out"/*.tsv
+cd "$out"
+table() { python "$code/analyze.py" "$@"; }
+table table {clean,clean-denoised,smoothadv,smoothadv-denoised,diffsmooth,tuned,ft-cadis}.tsv \
+    --radii 0 0.25 0.5 0.75
+table compare clean-denoised.tsv ft-cadis.tsv
+table compare smoothadv-denoised.tsv diffsmooth.tsv

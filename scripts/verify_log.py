@@ -685,10 +685,10 @@ class Procedure:
         def hypothesis(z):  # a little beyond, for the rounding of a radius that is a sum in float64
             return z + abs(z) * 3 / 10**16 + self.loss
 
-        of_c = [
+        of_c = (
             (hypothesis(max(r / self.sigma, Fraction(steps(r), 50))), r)
             for r in map(Fraction, self.grid)
-        ]
+        )
         rejected = list(takewhile(lambda each: successes >= self.needed(each[0], n), of_c))
         y = sum(
             1

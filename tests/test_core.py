@@ -113,16 +113,6 @@ def test_predict_on_a_constant_classifier_needs_eleven_draws():
     assert smooth.predict(image(0.5), 11, ALPHA, 100) == 2
 
 
-@pytest.mark.parametrize(
-    "sigma, cap", [(0.12, 0.4574), (0.25, 0.9529), (0.5, 1.9057), (1.0, 3.8115)]
-)
-def test_certify_on_a_constant_classifier_gives_the_largest_radius(sigma, cap):
-    smooth = Smooth(models.ConstantClassifier(2, 4), 4, sigma)
-    prediction, radius = smooth.certify(image(0.5), 100, 100_000, ALPHA, 10_000)
-    assert prediction == 2
-    assert radius == pytest.approx(cap, abs=5e-5)
-
-
 def test_the_radius_does_not_profit_from_a_divided_opposition():
     # Classes of probability 0.7, 0.2 and 0.1: a two-sided bound would reach 0.683011, CERTIFY
     # proves 0.524401.

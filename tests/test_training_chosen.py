@@ -111,7 +111,7 @@ def test_a_stop_with_votes_or_without_them_leaves_no_trace(checkpoint, own_cache
         "--teacher",
         checkpoint,
         "--teacher-draws",
-        20,
+        8,
         "--epochs",
         2,
         "--steps-per-epoch",

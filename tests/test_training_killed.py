@@ -26,7 +26,7 @@ from support.diffusion import small_unet
 from support.trainings import AT_ONCE, after_update, read, same_state, send
 
 TRAINING = ["digits", "digits_resnet8"]
-STEPS = 12
+STEPS = 6
 SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 SMALL = ["--device", "cpu", "--batch", 32, "--steps-per-epoch", STEPS, "--evaluate-images", 40]
 PGD = ["--noise", 0.25, "--attack", "PGD", "--epsilon", 0.5, "--num-steps", 1, "--num-noise-vec", 2]
@@ -56,7 +56,7 @@ ACR_WEAKNESS = [
     "--resample-every",
     1,
 ]
-CAT_RS = ["--objective", "cat-rs", "--noise", 0.25, "--noise-steps", 1, "--teacher-draws", 40]
+CAT_RS = ["--objective", "cat-rs", "--noise", 0.25, "--noise-steps", 1, "--teacher-draws", 8]
 FT_CADIS = [
     *("--objective", "ft-cadis", "--noise", 0.5, "--num-noise-vec", 2, "--noise-steps", 1),
     *("--optimizer", "adamw", "--lr", 0.003, "--lr-schedule", "cosine", "--lr-rise", 1),
@@ -193,7 +193,7 @@ RARE = {"micro-batches", "one-cycle", "released behaviour", "crops and mirror im
 
 @pytest.mark.parametrize("way", [SLOW(way) if way in RARE else way for way in WAYS])
 def test_stops_within_epochs_leave_no_trace(way, tmp_path, capsys, two_epochs):
-    """Stopped after the updates 5, 12 (the last of its epoch, before its test) and 18; terms of the
+    """Stopped after the updates 2, 6 (the last of its epoch, before its test) and 9; terms of the
     loss go on, too.
     """
     command, options = WAYS[way]
@@ -207,7 +207,7 @@ def test_stops_within_epochs_leave_no_trace(way, tmp_path, capsys, two_epochs):
     options = [*SMALL, "--epochs", 2, *options]
     succeed(command, *TRAINING, tmp_path / "whole", *options)
     done, stopped = 0, tmp_path / "stopped"
-    for last, saved in [(5, (0, 5)), (12, (0, 12)), (18, (1, 6))]:
+    for last, saved in [(2, (0, 2)), (6, (0, 6)), (9, (1, 3))]:
         with pytest.MonkeyPatch.context() as patch:
             after_update(
                 patch,
@@ -237,12 +237,12 @@ def test_the_time_of_an_epoch_is_that_of_all_its_parts(tmp_path, capsys, monkeyp
     monkeypatch.setattr("smoothadv.training.run.time.monotonic", lambda: float(next(ticks)))
     options = [*TRAINING, tmp_path, "--noise", 0.25, *SMALL, "--epochs", 1]
     with pytest.MonkeyPatch.context() as patch:
-        after_update(patch, 7, send)
+        after_update(patch, 4, send)
         assert call(capsys, "train", *options).code == 143
     before = read(tmp_path)["seconds"]
-    assert before > 6
+    assert before > 3
     succeed("train", *options, "--resume")
-    assert float(rows(tmp_path / "log.txt")[0]["time"]) > before + 4
+    assert float(rows(tmp_path / "log.txt")[0]["time"]) > before + 1
 
 
 SAVED = [*TRAINING, "run", "--noise", 0.25, "--lr-step-size", 1, *SMALL, "--resume", "--epochs"]

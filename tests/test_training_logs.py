@@ -53,18 +53,6 @@ def refusal(path) -> str:
     return refusals.refusal(read_training_log, path, names=path)
 
 
-def test_our_log_is_read_exactly(tmp_path):
-    table = read_training_log(write(tmp_path / "log.txt", OURS))
-    assert {name: table[name].tolist() for name in table} == {
-        "epoch": [0, 1, 2],
-        "train_loss": [2.2512345678901234, 1.5, 0.75],
-        "train_accuracy": [0.125, 0.5012345678901234, 1.0],
-        "test_loss": [2.0, 1.75, 1.25],
-        "test_accuracy": [0.25, 0.4375, 0.0],
-    }
-    assert table.attrs["notes"] == []
-
-
 def whole_log(tested: str = "2.0 0.25 0.5 nan 100", untested: str = "nan nan nan nan 0") -> str:
     """A log with all columns that we write, of one epoch that was tested and one that was not."""
     rows = [f"0 11 0.1 0 2.25 0.125 nan {tested} 900.5", f"1 11 0.1 0 1.5 0.5 nan {untested} 900.5"]

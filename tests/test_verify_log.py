@@ -13,7 +13,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,7 +35,7 @@ from smoothadv.statistics.adaptive import Adaptive
 from smoothadv.statistics.error_spending import look_schedule
 from support.commands import header, rows
 from support.models import IntervalClassifier
-from support.verifier import SCRIPT, verdict
+from support.verifier import SCRIPT, Tampering, tampered, verdict
 from support.verifier import script as script
 
 SIGMA, N = 0.5, 300
@@ -70,7 +69,6 @@ LOGS = {
     },
     "label-aware": {"method": "adaptive", "radii": (0.05, 0.1), "label_aware": True},
 }
-Tampering = Callable[[list[dict[str, str]], dict[str, Any]], None]
 
 
 @pytest.fixture(scope="module")
@@ -110,16 +108,6 @@ def written(
         log, [Shard(number, shards).path(log) for number in range(shards)]
     ) if shards else certify(spec)
     return log
-
-
-def tampered(log: Path, target: Path, tampering: Tampering) -> Path:
-    table, manifest = rows(log), json.loads(manifest_path(log).read_text())
-    tampering(table, manifest)
-    target.write_text(
-        "\n".join("\t".join(row) for row in [header(log), *(row.values() for row in table)]) + "\n"
-    )
-    manifest_path(target).write_text(json.dumps(manifest))
-    return target
 
 
 def field(number: int, name: str, value: object) -> Tampering:
@@ -297,10 +285,7 @@ WRONG += [[None], ["x"], [-1], [True], [[]], {}, {"x": 1}, [{"x": 1}]]
 
 def other_fields(text: str) -> list[str]:
     """Twenty and more other fields: numbers nearby and far away, and what is no number."""
-    numbers = [
-        int(float(text)) + more
-        for more in (1, -1, 2, -2, 5, -5, 9, -9, 20, -20, 50, -50, 10**6, 10**14, 2**70)
-    ]
+    numbers = [int(float(text)) + more for more in (1, -1, 3, -9, 20, -50, 10**6, 10**14, 2**70)]
     if "." in text:
         numbers = [
             f"{float(text) * factor:.20f}"

@@ -46,6 +46,7 @@ def test_pictures_show_the_image_what_became_of_it_and_the_difference(tmp_path, 
     for panel, level in enumerate((51, 102, 255)):
         left = margin + panel * (width + margin)
         assert colours(paths[0], (left, margin, left + width, margin + height)) == {(level,) * 3}
+        assert colours(paths[0], (left - margin, 0, left, height)) == {(255,) * 3}
 
 
 def test_picture_of_an_image_that_was_left_alone_has_no_division_by_zero(tmp_path):

@@ -350,6 +350,7 @@ def test_models_that_cannot_be_used_are_named_as_such(function, fault, options, 
             for function in ("predict", "attack")
         ),
         *((function, {"attack": None}, "attack: found None") for function in ("attack", "falsify")),
+        ("predict", {"top_k": 10**9}, "top_k 1000000000: give a number below"),
         ("train", {"schedule": {"epochs": 1}, "epochs": 2}, "epochs: found it in schedule too"),
     ],
 )

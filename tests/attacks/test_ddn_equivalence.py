@@ -1,10 +1,16 @@
 """DDN in batches returns what its pseudo-code does: compared in float64 with an implementation that
-takes one example after the other. An example that is adversarial at the start is its own closest
-one.
+takes one example after the other, with no work saved and nothing of the package under test.
+
+Rony et al., CVPR 2019, on the smoothed classifier (Salman et al., 2019): every iterate gets a pass
+and a gradient, whether anything comes of them or not. An example that is adversarial at the start
+is its own closest one.
 """
 
 import functools
 import itertools
+import math
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,7 +19,63 @@ from torch import nn
 from smoothadv.attacks.ddn import DDN
 from support.models import Recorder, linear_classifier
 from support.released import randomise_batch_norms
-from support.slow_ddn import copies_of, majority, slow_ddn_batch
+from support.slow_attacks import slow_plug_in
+
+
+def majority(logits: torch.Tensor) -> int:
+    """The class that most of the copies [m, K] are given; the smallest of those that tie."""
+    votes = Counter(logits.argmax(1).tolist())
+    most = max(votes.values())
+    return min(label for label, count in votes.items() if count == most)
+
+
+def copies_of(point: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """An example [...] with each of its draws [m, ...]."""
+    return torch.stack([point + draw for draw in noise])
+
+
+def slow_ddn(
+    model: Callable,
+    x: torch.Tensor,
+    label: int,
+    noise: torch.Tensor,
+    epsilon: float,
+    steps: int,
+    *,
+    initial_norm: float = 1.0,
+    gamma: float = 0.05,
+    targeted: bool = False,
+) -> torch.Tensor:
+    """The adversarial example for one x [...] with noise [m, ...]."""
+    v, norm = torch.zeros_like(x), initial_norm
+    worst = torch.maximum(x, 1 - x).norm().item()
+    best, best_norm = torch.zeros_like(x), worst
+    for k in range(steps):
+        obeyed = majority(model(copies_of(x + v, noise)).detach()) == label
+        adversarial = obeyed if targeted else not obeyed
+        if adversarial and v.norm().item() < best_norm:
+            best, best_norm = v, v.norm().item()
+        gradient = slow_plug_in(model, x + v, label, noise)
+        step = 0.01 + 0.495 * (1 + math.cos(math.pi * k / max(1, steps - 1)))
+        if gradient.norm() > 0:
+            v = v + (-1 if targeted else 1) * step * gradient / gradient.norm()
+        norm = min(norm * (1 - gamma if adversarial else 1 + gamma), worst)
+        if v.norm() > 0:
+            v = norm * v / v.norm()
+        v = torch.clamp(x + v, 0, 1) - x
+    if best.norm() > epsilon:
+        best = best * (epsilon / best.norm())
+    return x + best
+
+
+def slow_ddn_batch(
+    model: Callable, x: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor, *args, **kwargs
+):
+    """``slow_ddn`` of each example: [B, ...]"""
+    return torch.stack(
+        [slow_ddn(model, *example, *args, **kwargs) for example in zip(x, labels.tolist(), noise)]
+    )
+
 
 SHAPE, CLASSES = (1, 4, 4), 3
 EPSILON, INITIAL_NORM = 0.25, 0.25

@@ -128,6 +128,7 @@ def test_a_function_takes_the_keywords_and_documents_them():
     assert [*parameters][:3] == ["place", "text", "volume"] and "shouter" not in parameters
     assert parameters["volume"].default == 1.0
     assert "- ``volume``: how loud (decibels)" in shout.__doc__
+    assert "- ``clear=False``: mumble" in shout.__doc__ and "- ``echo``: repeat" in shout.__doc__
     for wrong in ({}, {"text": "a", "tone": 1}, {"text": "a", "shouter": 1}):
         with pytest.raises(TypeError, match=r"^shout\(\) "):
             shout("here", **wrong)

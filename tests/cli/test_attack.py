@@ -1,5 +1,5 @@
-"""attack from end to end: its log and adversarial examples agree, which can be checked without the
-command.
+"""attack, and predict under attack, from end to end: logs and adversarial examples agree, which can
+be checked without the command; each option gives another attack, and changes what its name says.
 """
 
 from pathlib import Path
@@ -16,10 +16,11 @@ from support.attack_runs import (
     SMALL,
     accuracy,
     archive,
+    assert_same_attack,
     l2_norms,
     predicted,
 )
-from support.commands import call, header, manifest_of, rows, snapshot, succeed, timeless
+from support.commands import call, header, manifest_of, refused, rows, snapshot, succeed, timeless
 
 RELEASED = ["idx", "label", "predict", "basePredict", "correct", "time"]
 OWN = ["attack_norm", "epsilon", "abstain"]
@@ -170,3 +171,110 @@ def test_name_of_a_log_is_the_size_to_the_last_digit(attack, workplace):
     sizes = ["0.001", "0.25098039215686274", "0.5"]
     assert [path.stem for path in logs_of(workplace / "out")] == [f"epsilon_{s}" for s in sizes]
     assert [rows(log)[0]["epsilon"] for log in logs_of(workplace / "out")] == sizes
+
+
+@pytest.fixture
+def attacked(attack, workplace):
+    """The log of such an attack."""
+
+    def run(outdir: str, *options: object) -> Path:
+        outcome = attack(outdir, *options)
+        assert (outcome.code, outcome.err) == (0, "")
+        return workplace / outdir / "epsilon_0.5.tsv"
+
+    return run
+
+
+def test_the_papers_settings_are_the_default(attacked):
+    options = ["--gradient", "plug-in", "--beta", 1, "--restarts", 1]
+    assert_same_attack(attacked("one", *options), attacked("two"))
+
+
+KINDS = [
+    *("--gradient plug-in", "--gradient expected-loss", "--gradient stein"),
+    *("--gradient hard-stein", "--beta 4", "--gradient stein --restarts 3"),
+    *("--target runner-up", "--target least-likely", "--target random", "--target every"),
+]
+
+
+def test_no_two_kinds_make_the_same_examples(attacked):
+    logs = {kind: attacked(kind, *kind.split(), "--max", 6) for kind in KINDS}
+    images = {kind: archive(log)["adversarial"] for kind, log in logs.items()}
+    for first in KINDS:
+        for second in KINDS[: KINDS.index(first)]:
+            assert (images[first] != images[second]).any((1, 2, 3)).sum() >= 2, (first, second)
+    described = [
+        [manifest_of(log)["settings"].get(name) for name in ("attack", "restarts", "target")]
+        for log in logs.values()
+    ]
+    assert len(set(map(str, described))) == len(KINDS), "the manifests tell them apart"
+
+
+def test_log_names_the_class_wanted_whose_own_images_are_left_alone(attacked):
+    log, every = attacked("out", "--target", 2), attacked("every", "--target", "every", "--max", 2)
+    arrays = archive(log)
+    assert header(log) == [*header(every), "target"] and "target" not in archive(every)
+    assert {row["target"] for row in rows(log)} == {"2"} and set(arrays["target"]) == {2}
+    its_own = arrays["label"] == 2
+    assert its_own.any() and ((l2_norms(arrays) == 0) == its_own).all()
+
+
+CHANGES = [
+    (["--gradient", "stein"], "attack.estimator"),
+    (["--beta", 4], "attack.estimator.beta was None, now 4.0"),
+    (["--restarts", 2], "restarts was 1, now 2"),
+    (["--target", "random"], "target was None, now 'random'"),
+    (["--num-steps", 4], "attack.num_steps was 3, now 4"),
+    (["--num-noise-vec", 5], "num_noise_vec was 4, now 5"),
+    (["--attack", "DDN"], "attack.name was 'PGD', now 'DDN'"),
+    (["--attack-batch", 8], "attack_batch was 16, now 8"),
+    (["--random-start"], "attack.random_start"),
+    (["--seed", 1], "seed was 0, now 1"),
+    (["--alpha", 0.01], "alpha was 0.001, now 0.01"),
+    (["--N", 51], "N was 50, now 51"),
+]
+
+
+def test_log_of_another_attack_is_not_continued(attack, workplace):
+    attack("out", "--max", 2)
+    before = snapshot(workplace)
+    for change, field in CHANGES:
+        assert refused(attack("out", *change), "epsilon_0.5.tsv", field, "--overwrite")
+    assert snapshot(workplace) == before
+
+
+@pytest.fixture
+def predict(checkpoint, workplace, capsys):
+    """Predict 25 digits with the shared classifier and few draws; the log."""
+
+    def run(name: str, *options: object) -> Path:
+        usual = ["--N", 50, "--max", 25, "--device", "cpu"]
+        words = ["digits", checkpoint, SIGMA, name, *usual, *options]
+        assert call(capsys, "predict", *words).code == 0
+        return workplace / name
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("options", "lowered"),
+    [
+        (["--attack", "PGD", "--num-noise-vec", 4], "predict"),
+        (["--attack", "DDN", "--num-noise-vec", 4], "predict"),
+        (["--attack", "PGD", "--gradient", "base"], "basePredict"),
+    ],
+)
+def test_large_attack_lowers_the_accuracy_of_what_it_attacks(predict, options, lowered):
+    large = predict("attacked.tsv", "--epsilon", 2, "--num-steps", 5, *options)
+    assert accuracy(large, lowered) <= accuracy(predict("clean.tsv"), lowered) - 0.3
+
+
+def test_attack_of_size_zero_changes_nothing(predict):
+    """Not even the attack's own random numbers, drawn all the same, are taken from the
+    prediction's.
+    """
+    clean, options = predict("clean.tsv"), ["--num-noise-vec", 8, "--random-start"]
+    zero = predict("zero.tsv", *"--attack PGD --epsilon 0 --num-steps 5".split(), *options)
+    assert header(clean) == RELEASED
+    found = [{name: row[name] for name in RELEASED if name != "time"} for row in rows(zero)]
+    assert found == timeless(clean)

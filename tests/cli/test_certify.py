@@ -1,16 +1,32 @@
-"""certify from end to end: the log's columns and numbers, reproducibility, resuming, and what it
-refuses.
+"""certify from end to end: columns and numbers of logs, reproducibility, resuming, what it refuses;
+adaptive on a grid of radii, sound in floating point, in other precisions, and top-k.
 """
 
 import hashlib
+import json
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from smoothadv.datasets import get_dataset
 from smoothadv.voting.classifier import VotingClassifier
-from support.commands import call, header, manifest_of, refused, rows, snapshot, succeed, timeless
+from support.commands import (
+    Outcome,
+    call,
+    header,
+    manifest_of,
+    refused,
+    rows,
+    settings_of,
+    snapshot,
+    succeed,
+    timeless,
+)
 
 N, ALPHA, SIGMA, EXAMPLES = 100, 0.001, 0.5, 40
 
@@ -127,14 +143,6 @@ def test_another_sigma_than_in_training_is_warned_about(certify):
     assert outcome.code == 0 and outcome.err.startswith("warning: ") and "0.25" in outcome.err
 
 
-def test_broken_weights_are_reported_not_certified(certify, workplace, checkpoint):
-    content = torch.load(checkpoint, weights_only=True)
-    content["state_dict"]["1.fc.bias"][3] = torch.nan
-    torch.save(content, "broken.pth.tar")
-    assert refused(certify("out.tsv", "--max", 2, model=workplace / "broken.pth.tar"), "finite")
-    assert not (workplace / "out.tsv").exists() or rows(workplace / "out.tsv") == []
-
-
 def test_a_batch_that_no_memory_can_hold_is_refused(certify, workplace, monkeypatch):
     monkeypatch.setattr(os, "sysconf", lambda name: 1000)
     outcome = certify("large.tsv", "--max", 2, "--batch", 1000)
@@ -223,3 +231,175 @@ def test_the_same_log_under_other_settings_is_refused_naming_them(certify, workp
         last = outcome.err.splitlines()[-1]
         assert outcome.code == 1 and last.startswith("error: ") and field in last
     assert snapshot(workplace) == before
+
+
+COLUMNS = ["idx", "label", "predict", "radius", "correct", "time", "successes", "trials"]
+ADAPTIVE = ["samples", "level", "looks"]
+DRAWS, IMAGES = 600, 30
+
+
+@pytest.fixture
+def run(checkpoint, workplace, capsys) -> Callable[..., Outcome]:
+    """A command on thirty digits with few draws; options given later win."""
+    usual = ["--N", DRAWS, "--max", IMAGES, "--device", "cpu"]
+    return lambda command, outfile, *options, sigma=SIGMA: call(
+        capsys, command, "digits", checkpoint, sigma, outfile, *usual, *options
+    )
+
+
+def test_adaptive_log_says_samples_level_and_looks(run, workplace):
+    outcome = run("certify", "log.tsv", "--method", "adaptive")
+    assert header(workplace / "log.tsv") == [*COLUMNS, *ADAPTIVE]
+    found = rows(workplace / "log.tsv")
+    average = np.mean([float(row["radius"]) * int(row["correct"]) for row in found])
+    assert f"average certified radius on the grid of radii {average:.3f}\n" in outcome.out
+    assert {-1, 0, 1} <= {int(row["level"]) for row in found}, "for this test to say anything"
+    assert len({row["samples"] for row in found}) > 5
+
+
+def test_precision_is_recorded_and_makes_a_slightly_different_classifier(run, workplace):
+    logs = {precision: workplace / f"{precision}.tsv" for precision in ("fp32", "bf16", "fp16")}
+    for precision, log in logs.items():
+        assert run("certify", log, "--max", 12, "--N", 300, "--precision", precision).code == 0
+        assert settings_of(log)["precision"] == precision
+        counts = [
+            (int(full["successes"]), int(less["successes"]))
+            for full, less in zip(rows(logs["fp32"]), rows(log), strict=True)
+        ]
+        far = [abs(full - less) > 30 for full, less in counts]
+        assert sum(far) <= 2, "a count may be far off where another class was selected"
+
+
+@pytest.mark.parametrize("method", ["exact", "adaptive"])
+def test_sound_log_has_squared_radii_and_says_what_executed_it(run, workplace, method):
+    options = ["--sound", "--method", method, "--max", 16]
+    assert run("certify", "log.tsv", *options).code == 0
+    adaptive = ADAPTIVE if method == "adaptive" else []
+    assert header(workplace / "log.tsv") == [*COLUMNS, *adaptive, "squared_radius"]
+    assert any(int(row["squared_radius"]) > 0 for row in rows(workplace / "log.tsv"))
+    settings = settings_of(workplace / "log.tsv")
+    assert settings["sound"] is True and settings["noise"] == "RoundedGaussianNoise"
+    executed_by = {"torch": torch.__version__, "device": "cpu", "threads": torch.get_num_threads()}
+    assert executed_by.items() <= settings.items() and "cpu_capability" in settings
+    run("certify", "plain.tsv", "--max", 1)
+    assert not {"threads", "cpu_capability"} & settings_of(workplace / "plain.tsv").keys()
+
+
+class Dimmed:
+    """Another dataset whose images from ``start`` on are darker, and thereby no longer of 8
+    bits.
+    """
+
+    def __init__(self, dataset, start: int) -> None:
+        self.dataset, self.start = dataset, start
+        self.description, self.fingerprint = dataset.description, dataset.fingerprint
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        image, label = self.dataset[index]
+        return (image * 0.9 if index >= self.start else image), label
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_sound_is_refused_at_an_image_that_is_not_of_8_bits(run, workplace, monkeypatch, start):
+    dimmed = Dimmed(get_dataset("digits", "test"), start)
+    monkeypatch.setattr("smoothadv.evaluation.voters.get_dataset", lambda *arguments: dimmed)
+    outcome = run("certify", "log.tsv", "--sound", sigma=0.25)
+    assert refused(outcome, "8-bit")
+    if start == 0:
+        assert (
+            outcome.err.startswith("error: --sound certifies 8-bit images only")
+            and "digits" in outcome.err
+        )
+        assert list(workplace.iterdir()) == []
+        assert run("certify", "log.tsv", "--max", 2).code == 0, (
+            "without --sound they may be certified"
+        )
+
+
+def test_a_log_holds_the_label_and_the_counts_behind_each_radius(run, workplace, capsys):
+    assert run("certify", "one.tsv", "--method", "two-sided").code == 0
+    made = run("certify", "three.tsv", "--method", "top-k", "--top-k", 3)
+    assert "examples, certified top-3 accuracy " in made.out
+    assert header(workplace / "three.tsv") == [*COLUMNS, "rival_1", "rival_2", "rival_3"]
+    settings = settings_of("three.tsv")
+    assert (settings["method"], settings["top_k"], settings["alpha_share"]) == ("top-k", 3, 0.9)
+    one, three = rows(workplace / "one.tsv"), rows(workplace / "three.tsv")
+    assert sum(row["correct"] == "1" for row in three) > sum(row["correct"] == "1" for row in one)
+    both = [
+        (one, three) for one, three in zip(one, three) if one["predict"] == three["predict"] != "-1"
+    ]
+    assert len(both) > 15 and all(
+        float(three["radius"]) > float(one["radius"]) for one, three in both
+    )
+    summary = call(capsys, "analyze", "summary", "one.tsv", "three.tsv")
+    assert summary.code == 0 and {"two-sided", "top-3"} <= set(
+        summary.out.replace("|", " ").split()
+    )
+    assert call(capsys, "analyze", "summary", "three.tsv").out.startswith("| log, top-3 | ")
+
+
+@pytest.mark.parametrize("attack", [[], ["--attack", "PGD", "--epsilon", 1.5, "--num-steps", 4]])
+def test_a_prediction_is_a_set_of_classes(run, workplace, attack, capsys):
+    outcomes = run("predict", "one.tsv", *attack), run("predict", "two.tsv", "--top-k", 2, *attack)
+    assert [outcome.code for outcome in outcomes] == [0, 0]
+    reason = "%, where no 2 classes lead all others significantly\n"
+    assert [outcome.out.endswith(reason) for outcome in outcomes] == [False, True]
+    assert header(workplace / "two.tsv") == [*header(workplace / "one.tsv"), "class_1", "class_2"]
+    one, two = rows(workplace / "one.tsv"), rows(workplace / "two.tsv")
+    sets = [{int(row["class_1"]), int(row["class_2"])} for row in two]
+    for row, classes in zip(two, sets):
+        assert int(row["predict"]) == (
+            int(row["label"]) if int(row["label"]) in classes else int(row["class_1"])
+        )
+        assert (classes == {-1}) == (row["predict"] == "-1") and len(classes) == 2 - (
+            classes == {-1}
+        )
+        assert row["correct"] == str(int(int(row["label"]) in classes))
+    assert all(
+        int(row["predict"]) in classes
+        for row, classes in zip(one, sets)
+        if row["predict"] != "-1" and classes != {-1}
+    )
+    hits = [{row["idx"] for row in table if row["correct"] == "1"} for table in (one, two)]
+    if attack:
+        assert len(hits[1]) > len(hits[0]), (
+            "among two is easier, even where abstentions are more frequent"
+        )
+        outcome = call(capsys, "analyze", "empirical", "one.tsv", "two.tsv", "--format", "json")
+        best = {record["group"]: record["empirical_accuracy"] for record in json.loads(outcome.out)}
+        assert best == {f"top-{k}": len(found) / IMAGES for k, found in zip((1, 2), hits)}, (
+            "neither hides the other"
+        )
+        assert (
+            "kept apart by the number of classes that may hold the label (top-1; top-2)"
+            in outcome.err
+        )
+    assert "top_k" not in settings_of("one.tsv")
+
+
+def test_attacks_on_top_k_certificates_look_for_the_class_in_the_set(
+    run, workplace, checkpoint, capsys
+):
+    run("certify", "log.tsv", "--method", "top-k", "--top-k", 2)
+    few = "--N 300 --num-steps 4 --num-noise-vec 4 --against".split()
+    attack = ["attack", "digits", checkpoint, SIGMA]
+    outcome = call(capsys, *attack, "out", *few, "log.tsv")
+    assert outcome.code == 0, f"more flips than one of 1,000 runs would have: {outcome.err}"
+    table = rows(workplace / "out" / "against.tsv")
+    assert len(table) > 20
+    found = [row for row in table if row["predict"] != "-1"]
+    assert all(row["certified"] in (row["class_1"], row["class_2"]) for row in found)
+    assert any(row["certified"] != row["class_1"] for row in found), (
+        "a single class would call these false"
+    )
+    forged = [line.split("\t") for line in (workplace / "log.tsv").read_text().splitlines()]
+    forged = [[*line[:3], "1.7" if line[2].isdigit() else line[3], *line[4:]] for line in forged]
+    (workplace / "forged.tsv").write_text("".join("\t".join(line) + "\n" for line in forged))
+    false = call(capsys, *attack, "false", *few, "forged.tsv", "--max", 12)
+    assert re.search(
+        r"flipped: .* certified as (\d) within 1.7, is predicted as (?!\1)\d, (?!\1)\d at",
+        false.out,
+    )

@@ -277,7 +277,6 @@ def test_heat_map_is_shown_where_both_hyper_parameters_vary(text_of, workplace):
     write_two_groups()
     caption = "Best certified accuracy by sigma and epsilon, of all logs"
     for number, logs in [
-        (1, ["Ours=ours", "Cohen=cohen"]),
         (1, ["Ours=ours"]),
         (0, ["Cohen=cohen"]),  # no epsilon
         (0, ["ours/PGD_2steps", "cohen/cifar10/resnet110/noise_0.25"]),  # one sigma

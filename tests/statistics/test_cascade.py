@@ -4,12 +4,13 @@ A statement of a certificate is false only if its radius exceeds that of the the
 probabilities at x, which linear classifiers attain.
 """
 
+import math
 from itertools import product
 
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
@@ -41,11 +42,9 @@ from support.votes import ListedVotes, answered, certify, listed
 
 ALPHA = 0.05
 SIGMAS = {2: (1.0, 0.5), 3: (1.0, 0.5, 0.25)}
-many = settings(deadline=None, derandomize=True, max_examples=100)
 both_forms = pytest.mark.parametrize("kind", [Cascade, SequentialCascade])
 
 
-@many
 @given(
     st.integers(1, 3000),
     st.data(),
@@ -72,7 +71,6 @@ def test_the_radius_is_that_of_exact_bounds_and_not_above_it(trials, data, alpha
             assert radius < -4 or alpha < tail(radius + 1e-6), "tight unless it certifies nothing"
 
 
-@many
 @given(
     st.floats(0.001, 0.99).filter(lambda p0: p0 != 0.5),
     st.just(0.0) | st.floats(1e-9, 0.005),
@@ -132,7 +130,7 @@ def test_a_false_statement_is_no_more_probable_than_alpha(kind, p0, number):
     """Exactly: the stages' draws are independent, and a statement is false if all bounds exceed the
     radius of the theorem.
     """
-    n, sigmas = (60 if kind is Cascade else 120), SIGMAS[number]
+    n, sigmas = (60 if kind is Cascade else 90), SIGMAS[number]
     further = {} if kind is Cascade else {"radii": (0.1, 0.25, 0.5)}
     procedure = kind(Smoothing(1.0, 10, n, ALPHA), threshold=p0, sigmas=sigmas, **further)
     rates = []
@@ -145,12 +143,11 @@ def test_a_false_statement_is_no_more_probable_than_alpha(kind, p0, number):
                 edges.append(at_edge(radius, own, p0, False))
             else:
                 edges.append(two_sided_edges(radius, own))
-            for failing in range(last + 1):  # the other bounds hold by far, or just
-                for p in edges[failing]:
-                    rates.append(exactly_false(of_bounds[failing], p, radius))
-            for p in product(*edges):
-                at_once = [exactly_false(of, each, radius) for of, each in zip(of_bounds, p)]
-                rates.append(float(np.prod(at_once)))
+            alone = [
+                [exactly_false(of, p, radius) for p in some] for of, some in zip(of_bounds, edges)
+            ]
+            rates += [rate for some in alone for rate in some]  # the other bounds hold by far
+            rates += map(math.prod, product(*alone))  # or just
     assert len(rates) > 20 and max(rates) <= ALPHA, max(rates)
     assert max(rates) > ALPHA / 5, "the level is used"
 
@@ -162,10 +159,8 @@ def test_controls_exceed_alpha():
     procedure = Cascade(Smoothing(1.0, 10, 150, ALPHA), sigmas=SIGMAS[2])
     radius, z0 = 0.25, quantile(0.7)
     first, second = at_edge(radius, 1.0, 0.7, False)[0], two_sided_edges(radius, 0.5)[0]
-    either = [
-        exactly_false(claims_of(procedure.bounds[0, False]), first, radius),
-        exactly_false(claims_of(procedure.bounds[1, False]), second, radius),
-    ]
+    of_first, of_last = (claims_of(procedure.bounds[stage, False]) for stage in (0, 1))
+    either = exactly_false(of_first, first, radius), exactly_false(of_last, second, radius)
     q = float(special.ndtr(z0 - radius))
     assert first[1] < q, "the rivals of the first stage hold"
     assert 1 - (1 - either[0]) * (1 - either[1]) > 1.5 * ALPHA, "the better of two certificates"
@@ -174,7 +169,7 @@ def test_controls_exceed_alpha():
     weaker = claims_of(procedure.bounds[0, True], weakest=True)
     assert exactly_false(weaker, tie, 0.6) > 1.4 * ALPHA, "the weaker of two equal rivals"
     sure = [0.999, 0.001, 0.0]
-    alone = exactly_false(claims_of(procedure.bounds[1, False]), sure, radius)
+    alone = exactly_false(of_last, sure, radius)
     assert alone > ALPHA, "a certificate of the last stage alone, where the first one decides"
 
 
@@ -206,19 +201,19 @@ def linear(margins: list[float], sigmas: tuple[float, ...], p0: float) -> tuple[
 )
 def test_linear_stages_have_nearly_their_true_radius(kind, margins):
     """Never above it, but with probability 1e-4 per run, and in the median within 5 % of what the
-    certificate of this stage can state, or two steps of the grid.
+    certificate of this stage can state, or, with few draws and two steps of the grid, within 10 %.
     """
     sigmas, generator = SIGMAS[3], np.random.default_rng(0)
     p, true = linear(margins, sigmas, 0.7)
     steps = {} if kind is Cascade else {"radii": tuple(np.arange(1, 60) / 40)}
-    n, least = (400_000, 1e-9) if kind is Cascade else (20_000, 0.05)
+    n, least, share = (400_000, 1e-9, 0.95) if kind is Cascade else (10_000, 0.05, 0.9)
     procedure = kind(Smoothing(1.0, 1000, n, 1e-4), sigmas=sigmas, **steps)
     found = [whole_run(procedure, p, generator) for _ in range(15)]
     assert {each.prediction for each in found} == {0}
     radii = np.array([each.radius for each in found])
     best = np.array([theorem(p, each.details[STAGE] - 1, 0, 0.7, sigmas) for each in found])
     assert (radii <= true).all() and (best <= true + 1e-3).all()
-    assert np.median(radii - best * 0.95) >= -least, (radii, best)
+    assert np.median(radii - best * share) >= -least, (radii, best)
 
 
 DISTANCES = (0.01, 0.02, 0.03)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -33,7 +33,6 @@ RADII = [0.25 * step for step in range(10)]
 SIGMAS = [0.12, 0.25, 0.5, 1.0]
 N_MAX = 125_000
 SLACK = Fraction(1, 10**12)  # what the tables may leave unspent at each look
-many = settings(deadline=None, derandomize=True, max_examples=150)
 
 
 class Tables(NamedTuple):
@@ -152,7 +151,6 @@ def designs(draw) -> tuple[np.ndarray, list[float]]:
 nulls = st.floats(0.01, 0.999) | st.floats(0.5, 0.7)
 
 
-@many
 @given(designs(), nulls)
 def test_exact_spending_never_exceeds_the_allowance(design, t):
     looks, allowance = design
@@ -164,7 +162,6 @@ def test_exact_spending_never_exceeds_the_allowance(design, t):
     )
 
 
-@many
 @given(designs(), nulls)
 def test_rounding_cannot_overspend_an_allowance_that_a_row_exceeds_by_less(design, t):
     """Each allowance is the float below what is spent by then, or more by the reserve of one look
@@ -180,7 +177,6 @@ def test_rounding_cannot_overspend_an_allowance_that_a_row_exceeds_by_less(desig
         assert all(s <= Fraction(a) - reserve for s, a, reserve in zip(found, tight, reserved))
 
 
-@many
 @given(designs(), nulls)
 def test_every_boundary_is_the_smallest_that_keeps_the_allowance(design, t):
     looks, allowance = design
@@ -190,7 +186,6 @@ def test_every_boundary_is_the_smallest_that_keeps_the_allowance(design, t):
         assert spent > Fraction(allowance[k]) - (k + 2) * SLACK
 
 
-@many
 @given(
     designs(),
     st.lists(nulls, min_size=1, max_size=5).map(sorted),
@@ -232,7 +227,6 @@ def beta_upper_bound(successes: int, trials: int, gamma: float) -> float:
     )
 
 
-@many
 @given(designs(), st.integers(0, 61), st.floats(1e-3, 0.3))
 def test_futility_is_the_largest_count_that_cannot_catch_up(design, last_boundary, gamma):
     looks = design[0]
@@ -245,7 +239,6 @@ def test_futility_is_the_largest_count_that_cannot_catch_up(design, last_boundar
         assert ambiguous or bound == max(hopeless, default=-1)
 
 
-@many
 @given(st.integers(1, 200), st.integers(0, 200), st.floats(1e-6, 0.5))
 def test_success_bound_covers_with_its_level(trials, successes, gamma):
     successes = min(successes, trials)
@@ -256,7 +249,6 @@ def test_success_bound_covers_with_its_level(trials, successes, gamma):
     )
 
 
-@many
 @given(
     st.integers(1, 10**6),
     st.floats(1e-9, 0.5),
@@ -277,7 +269,6 @@ def test_spending_is_the_documented_logarithm():
     )
 
 
-@many
 @given(
     st.lists(st.floats(0.5, 1), max_size=6),
     st.integers(1, 300_000),
@@ -301,7 +292,6 @@ def test_looks_ascend_and_end_with_the_last_draw(nulls, n_max, alpha, early, fin
     assert n_max <= 100_000 or 100_000 in looks
 
 
-@many
 @given(st.floats(0.5, 0.99999), st.floats(1e-9, 0.4))
 def test_first_look_that_an_unbroken_run_can_pass_is_among_them(t, alpha):
     looks = look_schedule([t], N_MAX, alpha, 0.5)

@@ -22,8 +22,8 @@ SETTINGS = {
     "exact": (60, {}),
     "two-sided": (60, {}),
     "top-k": (60, {"top_k": 2}),
-    "adaptive": (150, {"radii": (0.25, 0.5), "ladder": True}),
-    "sequential": (150, {"radii": (0.25, 0.5)}),
+    "adaptive": (100, {"radii": (0.25, 0.5), "ladder": True}),
+    "sequential": (100, {"radii": (0.25, 0.5)}),
 }
 
 

@@ -3,30 +3,31 @@ full counts do.
 """
 
 import dataclasses
+import functools
 
-import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from smoothadv.statistics import ABSTAIN, PROCEDURES, Certificate, Procedure, Smoothing
+from smoothadv.statistics import ABSTAIN, PROCEDURES, Certificate, Smoothing
 from smoothadv.statistics.bounds import certified_radius, top_k_radius, two_sided_radius
-from support.exact_tails import DIGITS, probability_of_at_most
 from support.votes import ListedVotes, certify, listed
 
 # A router needs two classifiers.
 OF_ONE = [name for name in PROCEDURES if "router" not in name]
 every_procedure = pytest.mark.parametrize("name", OF_ONE)
-SMOOTHING = Smoothing(0.25, 100, 20_000, 1e-3)
+SMOOTHING = Smoothing(0.25, 100, 4000, 1e-3)
 
 
-def certificates(procedure: Procedure) -> list[Certificate]:
-    """Certificates for classes of many probabilities: their radii differ, and some abstain."""
+@functools.cache
+def certificates(name: str) -> list[Certificate]:
+    """Of classes of many probabilities, by a procedure: their radii differ, and some abstain."""
     shares = np.concatenate(
         [[0.25] * 5, np.linspace(0.45, 0.99, 40), 1 - np.geomspace(1e-2, 1e-6, 20)]
     )
     generator, draws = np.random.default_rng(0), SMOOTHING.n0 + SMOOTHING.n
+    procedure = PROCEDURES[name](SMOOTHING)
     found = [certify(procedure, ListedVotes(listed(p, draws, generator))) for p in shares]
     assert 0 < sum(each.prediction == ABSTAIN for each in found) < len(found) / 2
     return found
@@ -35,8 +36,9 @@ def certificates(procedure: Procedure) -> list[Certificate]:
 @every_procedure
 def test_columns_are_the_details_and_only_a_procedure_on_a_grid_returns_few_radii(name):
     procedure = PROCEDURES[name](SMOOTHING)
-    found = certificates(procedure)
+    found = certificates(name)
     assert all(set(each.details) == set(procedure.columns) for each in found)
+    assert procedure.largest_radius >= max(each.radius for each in found)
     steps = np.array([each.radius / SMOOTHING.sigma * 100 for each in found])
     assert (np.abs(steps - steps.round()) < 1e-9).all() == procedure.on_grid
 
@@ -44,7 +46,7 @@ def test_columns_are_the_details_and_only_a_procedure_on_a_grid_returns_few_radi
 @every_procedure
 def test_the_counts_of_a_row_show_its_radius_and_less_at_a_smaller_alpha(name):
     procedure = PROCEDURES[name](SMOOTHING)
-    found = [each for each in certificates(procedure) if each.prediction != ABSTAIN]
+    found = [each for each in certificates(name) if each.prediction != ABSTAIN]
     assert all(each.trials == SMOOTHING.n for each in found) == procedure.fixed_sample
     record = procedure.record() | {"sigma": 0.25, "alpha": 1e-3, "N0": 100, "N": SMOOTHING.n}
     counts = [
@@ -80,7 +82,7 @@ def runs(draw) -> tuple[Smoothing, np.ndarray]:
     smoothing = Smoothing(
         sigma=draw(st.floats(0.1, 1)),
         n0=draw(st.integers(1, 30)),
-        n=draw(st.integers(1, 300)),
+        n=draw(st.integers(1, 100)),
         alpha=draw(st.floats(1e-6, 0.4)),
         noise_distance=draw(st.just(0.0) | st.floats(1e-9, 0.02)),
     )
@@ -107,7 +109,6 @@ def test_the_plain_radii_are_of_all_fixed_samples():
 @pytest.mark.parametrize(
     ("name", "k"), [("exact", 1), ("two-sided", 1), ("top-k", 2), ("top-k", 3)]
 )
-@settings(deadline=None, derandomize=True, max_examples=100)
 @given(run=runs())
 def test_counting_stops_where_nothing_can_be_certified_and_else_is_full(name, k, run):
     smoothing, classes = run
@@ -135,23 +136,6 @@ def test_counting_stops_where_nothing_can_be_certified_and_else_is_full(name, k,
     assert (certificate.prediction, certificate.radius) == stated
     details = [*certificate.details.values()]
     assert details == rivals(counts[used - 1]) * (name != "exact")
-
-
-@pytest.mark.parametrize("alpha", [0.4, 0.05, 1e-3])
-@pytest.mark.parametrize("trials", [100, 1_000])
-def test_a_tie_on_the_boundary_is_certified_no_more_often_than_alpha(trials, alpha):
-    """At each radius that can be reported, an image may lie exactly that far from a half-space:
-    there classes tie.
-    """
-    radii = {
-        k: certified_radius(k, trials, 1.0, alpha) for k in range(trials - trials // 4, trials + 1)
-    }
-    with mpmath.workdps(DIGITS):
-        for k, radius in [*radii.items()][:: trials // 12]:
-            reaching = probability_of_at_most(trials - k, trials, mpmath.ncdf(-mpmath.mpf(radius)))
-            assert alpha * (1 - 1e-6) < reaching <= alpha, (
-                "P[R >= distance], for p_A = Phi(distance)"
-            )
 
 
 @pytest.mark.parametrize("name", [name for name in OF_ONE if PROCEDURES[name].fixed_sample])

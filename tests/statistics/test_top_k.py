@@ -18,10 +18,8 @@ from support.votes import ListedVotes, certify
 
 ALPHA, SHARE = 1e-3, 0.9
 ONE = Smoothing(1.0, 1, 1, ALPHA)
-many = settings(deadline=None, derandomize=True, max_examples=100)
 
 
-@many
 @given(st.integers(1, 3000), st.data(), st.floats(1e-6, 0.3), st.floats(0.05, 0.95))
 def test_with_one_rival_it_is_the_two_sided_radius(trials, data, alpha, share):
     successes = data.draw(st.integers(0, trials))
@@ -34,7 +32,7 @@ def test_with_one_rival_it_is_the_two_sided_radius(trials, data, alpha, share):
         assert both == pytest.approx(radius, abs=1e-9) and radius <= both + 1e-15
 
 
-@settings(many, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.integers(1, 400),
     st.lists(st.integers(0, 300), min_size=1, max_size=5),

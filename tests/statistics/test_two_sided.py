@@ -29,10 +29,9 @@ from support.models import IntervalClassifier
 from support.votes import ListedVotes, certify
 
 ALPHA, SHARE = 1e-3, 0.9
-many = settings(deadline=None, derandomize=True, max_examples=200)
 
 
-@settings(many, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 3000), st.data(), st.floats(1e-6, 0.3), st.floats(0.05, 0.95))
 def test_radius_is_that_of_exact_bounds_and_not_above_it(trials, data, alpha, share):
     successes = data.draw(st.integers(0, trials))
@@ -60,7 +59,6 @@ def test_radius_is_that_of_exact_bounds_and_not_above_it(trials, data, alpha, sh
         assert radius <= exact and radius == pytest.approx(float(exact), abs=1e-7)
 
 
-@many
 @given(st.floats(-8, 8), st.floats(-8, 8), st.floats(0.05, 4))
 def test_radius_between_quantiles_that_are_rounded_up_is_below_the_exact_one(
     z_lower, z_rival, sigma
@@ -91,7 +89,6 @@ def slope(failures: int, trials: int, q: mpmath.mpf) -> mpmath.mpf:
     )
 
 
-@many
 @given(
     st.integers(0, 500),
     st.integers(0, 500),
@@ -108,7 +105,6 @@ def test_a_share_of_one_and_two_classes_are_the_one_sided_certificate(
     assert of_two == certified_radius(successes, trials, 0.5, SHARE * alpha, distance)
 
 
-@many
 @given(st.floats(-4, 4), st.floats(-4, 4), st.floats(1e-12, 0.02))
 def test_a_noise_distance_leaves_a_difference_of_twice_itself(z_lower, z_rival, distance):
     loss = quantile_loss(z_lower, z_rival, distance)

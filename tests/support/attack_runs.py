@@ -57,8 +57,8 @@ def assert_same_attack(log: Path, expected: Path) -> None:
     assert not log.with_name(log.name + ".examples").exists()
 
 
-def accuracy(log: Path) -> float:
-    return float(np.mean([row["predict"] == row["label"] for row in rows(log)]))
+def accuracy(log: Path, column: str = "predict") -> float:
+    return float(np.mean([row[column] == row["label"] for row in rows(log)]))
 
 
 @torch.no_grad()

@@ -64,13 +64,6 @@ def run_process(
     )
 
 
-def start_process(command: list[str], cwd: Path) -> subprocess.Popen[str]:
-    """Start a command line and return at once."""
-    return subprocess.Popen(
-        command, cwd=cwd, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     """Return as soon as ``condition`` holds; fail if the process ends before or nothing happens for
     too long.
@@ -171,14 +164,6 @@ def manifest_of(log: Path | str) -> dict:
 
 def settings_of(log: Path | str) -> dict:
     return manifest_of(log)["settings"]
-
-
-def assert_same(log: Path, expected: Path) -> None:
-    """All but the times is equal: columns, rows, their order, and what the manifest says of their
-    numbers.
-    """
-    assert header(log) == header(expected) and timeless(log) == timeless(expected)
-    assert settings_of(log) == settings_of(expected)
 
 
 def snapshot(folder: Path) -> dict[str, bytes | None]:

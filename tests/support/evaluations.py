@@ -1,7 +1,6 @@
 """Small runs of all evaluations, whose logs are compared to the last bit but for times."""
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from smoothadv.noise import NoiseKey
 from smoothadv.voting.classifier import VotingClassifier
 from smoothadv.voting.counter import VoteCounter
 from support.attack_runs import archive, assert_same_attack
-from support.commands import assert_same, rows, settings_of
+from support.commands import header, rows, settings_of, timeless
 
 _ATTACK = ["--num-steps", 2, "--num-noise-vec", 2, "--N", 50]
 # The command, its options, and its log; ``falsify`` needs --against as well.
@@ -49,14 +48,15 @@ def arguments_of(kind: str, checkpoint: Path, certified: Path, *options: object)
 
 
 def assert_equal(folder: Path, expected: Path, kind: str) -> None:
-    """The log of an evaluation in a folder is that in another one, and nothing else is there."""
-    path = EVALUATIONS[kind][2]
-    compare: Callable = assert_same
+    """The log of an evaluation in a folder is that in another one but for times, and nothing else
+    is there.
+    """
+    log, whole = (each / EVALUATIONS[kind][2] for each in (folder, expected))
+    assert header(log) == header(whole) and timeless(log) == timeless(whole)
+    assert settings_of(log) == settings_of(whole)
     if EVALUATIONS[kind][0] == "attack":
-        compare = assert_same_attack
-        indices = [int(row["idx"]) for row in rows(folder / path)]
-        assert archive(folder / path)["idx"].tolist() == sorted(indices)
-    compare(folder / path, expected / path)
+        assert_same_attack(log, whole)
+        assert archive(log)["idx"].tolist() == sorted(int(row["idx"]) for row in rows(log))
     files = {name.relative_to(folder) for name in folder.rglob("*") if name.is_file()}
     assert files == {name.relative_to(expected) for name in expected.rglob("*") if name.is_file()}
 

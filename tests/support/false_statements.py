@@ -3,6 +3,7 @@ runs with random votes.
 """
 
 from collections.abc import Callable, Iterable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -45,10 +46,8 @@ def claims_of(bound: TwoSided | GridProcedure, weakest: bool = False) -> list:
     """``claims`` of a bound of a certificate, by the strongest rival, or by the ``weakest``."""
     if isinstance(bound, GridProcedure):
         return claims(bound.looks.tolist(), lambda votes, look: bound.certified(votes, 0, look))
-    n, rival = bound.smoothing.n, min if weakest else max
-    return claims(
-        [n], lambda votes, look: bound.certified_by(int(votes[0]), int(rival(votes[1:])), n)
-    )
+    n, rival, certified_by = bound.smoothing.n, min if weakest else max, cache(bound.certified_by)
+    return claims([n], lambda votes, look: certified_by(int(votes[0]), int(rival(votes[1:])), n))
 
 
 def exactly_false(

@@ -1,15 +1,15 @@
-"""The plain implementations that the benchmarks compare with, as modules."""
+"""The benchmarks, and the plain implementations that they compare with, as modules."""
 
-import importlib.util
-from pathlib import Path
+import importlib
 from types import ModuleType
 
-_BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+import pytest
+
+from support.commands import CODE
 
 
 def plain_module(name: str) -> ModuleType:
-    """benchmarks/NAME.py, which is on no path."""
-    spec = importlib.util.spec_from_file_location(name, _BENCHMARKS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """benchmarks/NAME.py, which finds those beside it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(CODE.parent / "benchmarks"))
+        return importlib.import_module(name)

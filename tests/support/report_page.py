@@ -5,6 +5,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from support import analyzed_folder
+
 VOID = {
     "area",
     "base",
@@ -103,14 +105,7 @@ class Page(HTMLParser):
 
 def certification(path: Path, outcomes: str, radius: float = 0.5) -> None:
     """A log of an example per letter: R for right, W for wrong, A for an abstention."""
-    predict = {"R": 1, "W": 0, "A": -1}
-    rows = "".join(
-        f"{20 * number}\t1\t{predict[letter]}\t{0 if letter == 'A' else radius}\t"
-        f"{int(letter == 'R')}\n"
-        for number, letter in enumerate(outcomes)
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("idx\tlabel\tpredict\tradius\tcorrect\n" + rows)
+    analyzed_folder.certification(path, [(letter, radius * (letter != "A")) for letter in outcomes])
 
 
 def write_everything(root: Path) -> None:

@@ -148,11 +148,8 @@ def _cast(function: Any, *args: Any) -> torch.Tensor:
     """What a function returns within torch.autocast."""
     dtype = torch.get_autocast_dtype(NAME)
     with torch.autocast(NAME, enabled=False):
-        return function(*[each.to(dtype) if _is_float(each) else each for each in args])
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+        is_float = [isinstance(each, torch.Tensor) and each.is_floating_point() for each in args]
+        return function(*[each.to(dtype) if is_so else each for each, is_so in zip(args, is_float)])
 
 
 def _moved(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten
 
 from smoothadv.training.teacher import Teacher
 
@@ -18,22 +19,13 @@ def read(folder: Path) -> dict[str, Any]:
 
 def same_state(one: Path, other: Path) -> bool:
     """Whether two run folders hold bit-identical weights and optimizer states."""
-    first, second = read(one), read(other)
-    return _equal(first["state_dict"], second["state_dict"]) and _equal(
-        first["optimizer"], second["optimizer"]
+    states = [
+        [read(folder)[part] for part in ("state_dict", "optimizer")] for folder in (one, other)
+    ]
+    (first, form), (second, other_form) = map(tree_flatten, states)
+    return form == other_form and all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(first, second)
     )
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(
-            _equal(value, other[key]) for key, value in one.items()
-        )
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return one == other
 
 
 # A checkpoint after every step that takes 6 ms: nearly every one.

@@ -4,13 +4,20 @@ import functools
 import importlib.util
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from smoothadv.records.logs import manifest_path
+from support.commands import header, rows
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "verify_log.py"
+
+
+Tampering = Callable[[list[dict[str, str]], dict[str, Any]], None]
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +51,14 @@ def verdict(script: ModuleType, log: Path, capsys: pytest.CaptureFixture) -> tup
         return script.verify(log), capsys.readouterr().out
     except (KeyError, ValueError, TypeError) as error:
         return False, f"cannot be verified: {error}"
+
+
+def tampered(log: Path, target: Path, tampering: Tampering) -> Path:
+    """A copy of a log, with its manifest, of which the tampering has changed rows or manifest."""
+    table, manifest = rows(log), json.loads(manifest_path(log).read_text())
+    tampering(table, manifest)
+    target.write_text(
+        "\n".join("\t".join(row) for row in [header(log), *(row.values() for row in table)]) + "\n"
+    )
+    manifest_path(target).write_text(json.dumps(manifest))
+    return target

@@ -15,9 +15,10 @@ from smoothadv.analysis.figure_style import Figure
 from smoothadv.analysis.logs import Logs
 from smoothadv.analysis.table_formats import Table
 from smoothadv.base.registry import Registry, discover
+from smoothadv.base.settings import Checked
 
 
-class Analysis(ABC):
+class Analysis(Checked, ABC):
     """Makes a table, a figure or a page from logs."""
 
     makes: ClassVar[str] = "table"

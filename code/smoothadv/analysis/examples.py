@@ -20,7 +20,7 @@ from smoothadv.analysis.logs import Log, Logs, refuse_other_images, refuse_sever
 from smoothadv.analysis.table_formats import Table, columns_of
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.files import write_atomically
-from smoothadv.base.settings import positive_int, refuse_any, setting
+from smoothadv.base.settings import SettingError, positive_int, refuse_any, setting
 from smoothadv.records.logs import examples_path, pictures_folder
 from smoothadv.records.readers import DataFrame, read_examples
 from smoothadv.statistics import ABSTAIN
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _TALLEST_PICTURE = 96
 _SMALLEST_SIDE = 128
 _MARGIN = 6
-_CAPTION = 36
+_CAPTION = 30
 
 
 @ANALYSES.register("examples")
@@ -48,7 +48,7 @@ class Examples(Analysis):
 
     def __post_init__(self) -> None:
         fault = "--worst and --best show different images: give one of them"
-        refuse_any({fault: None not in (self.worst, self.best)}, ValueError)
+        refuse_any({fault: None not in (self.worst, self.best)}, SettingError)
 
     def __call__(self, logs: Logs) -> Table:
         refuse_several(logs.certification, "a mean over logs", "procedure")
@@ -181,24 +181,28 @@ def write_pictures(log: Path, count: int) -> list[Path]:
 
 
 def _captioned(example: dict[str, Any]) -> Image:
-    """Three panels, enlarged to whole multiples where they are small, with captions."""
+    """Three panels with white margins, enlarged to whole multiples where they are small, and with
+    captions.
+    """
     from PIL import ImageDraw, ImageOps
 
     perturbation = example["adversarial"].astype(np.float64) - example["image"]
     largest = float(np.abs(perturbation).max())
     magnified = 0.5 + (0.5 * perturbation / largest if largest else perturbation)
-    panels = _side_by_side(example["image"], example["adversarial"], magnified).convert("RGB")
-    scale = max(1, -(-_SMALLEST_SIDE // min(perturbation.shape[1:])))
-    panels = panels.resize((panels.width * scale, panels.height * scale), resample=0)  # nearest
-    canvas = ImageOps.expand(panels, (0, 0, 0, _CAPTION), "white")
+    panels = np.stack([example["image"], example["adversarial"], magnified])
+    scale = max(1, -(-_SMALLEST_SIDE // min(panels.shape[2:])))
+    panels = panels.repeat(scale, axis=2).repeat(scale, axis=3)
+    right = [(0, 0), (0, 0), (0, 0), (0, _MARGIN)]
+    row = _side_by_side(*np.pad(panels, right, constant_values=1)).convert("RGB")
+    canvas = ImageOps.expand(row, (_MARGIN, _MARGIN, 0, _MARGIN + _CAPTION), "white")
     predicted = "abstains" if example["predict"] == -1 else f"predicts {example['predict']}"
     factor = f"x{0.5 / largest:.3g}" if largest else "none"
     title = f"image {example['idx']}, class {example['label']}"
     lines = [title, predicted, f"{factor}, l2 {np.linalg.norm(perturbation):.3f}"]
     draw = ImageDraw.Draw(canvas)
     for number, line in enumerate(lines):
-        place = _MARGIN + number * panels.width // len(lines), panels.height + _MARGIN
-        draw.text(place, line, fill="black")
+        left = _MARGIN + number * row.width // len(lines)
+        draw.text((left, row.height + 2 * _MARGIN), line, fill="black")
     return canvas
 
 

@@ -47,7 +47,7 @@ from smoothadv.analysis.radii import (
 )
 from smoothadv.analysis.tables import with_bounds
 from smoothadv.base.errors import UserError, warn
-from smoothadv.base.settings import one_of, probability, refuse_any, setting
+from smoothadv.base.settings import SettingError, one_of, probability, refuse_any, setting
 from smoothadv.statistics.accuracy import (
     accuracy,
     accuracy_curve,
@@ -76,7 +76,9 @@ class CertifiedAccuracyPlot(Titled, Bands, Norm, Analysis):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.of == _P_A and (self.norm != "l2" or self.high_probability is not None):
-            raise ValueError(f"--of {_P_A} draws no radii: leave out --norm and --high-probability")
+            raise SettingError(
+                f"--of {_P_A} draws no radii: leave out --norm and --high-probability"
+            )
 
     def __call__(self, logs: Logs) -> Figure:
         figure, (axes,) = new_figure()
@@ -143,7 +145,7 @@ class EnvelopePlot(Titled, Choosing, Norm, Analysis):
 
     def __post_init__(self) -> None:
         if self.split_baseline and not self.baseline:
-            raise ValueError(
+            raise SettingError(
                 "--split-baseline needs --baseline NAME: there is no baseline to split"
             )
 
@@ -347,7 +349,7 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
                     self.high_probability is not None and self.measure == _AVERAGE
                 ),
             },
-            ValueError,
+            SettingError,
         )
 
     def __call__(self, logs: Logs) -> Figure:

@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,8 +15,6 @@ from smoothadv.analysis.table_formats import Table
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.settings import (
     Checked,
-    Setting,
-    checked,
     positive_int,
     positive_noise_level,
     probability,
@@ -81,20 +79,6 @@ class LogsSpec(Checked):
         return logs
 
 
-def _read(one: Setting, value: Any) -> Any:
-    """A value of a setting that was given in Python, read as on the command line; a single one
-    stands for a list of it.
-    """
-    if value is None or one.parse is None:
-        return value if value is None else checked(one.field, value, None, one.kind)
-    several = one.many and isinstance(value, Iterable) and not isinstance(value, str)
-    try:
-        values = [one.parse(str(each)) for each in (value if several else [value])]
-    except UserError as error:
-        raise UserError(f"{one.field}: {error}") from None
-    return tuple(values) if one.many else values[0]
-
-
 def paths(given: tuple[Any, ...]) -> tuple[str, ...]:
     """Files, folders and globs that were given one by one, as a list, or as a dict from NAME to one
     or several, which stand for NAME=LOG.
@@ -120,13 +104,9 @@ def function_of(name: str) -> Callable[..., Any]:
     component = ANALYSES[name]
 
     def analysis(*logs: Any, **keywords: Any) -> Any:
-        its = {one.field: one for one in settings_of(component) if one.field in keywords}
-        others = {field: value for field, value in keywords.items() if field not in its}
-        try:
-            analyse = component(**{field: _read(its[field], keywords[field]) for field in its})
-        except ValueError as error:
-            raise UserError(str(error)) from error
-        made: Any = analyse(LogsSpec(logs=paths(logs), **others).read(component))
+        own = {one.field for one in settings_of(component)} & keywords.keys()
+        analyse = component(**{field: keywords.pop(field) for field in own})
+        made: Any = analyse(LogsSpec(logs=paths(logs), **keywords).read(component))
         return made.frame() if isinstance(made, Table) else made
 
     analysis.__name__ = analysis.__qualname__ = name

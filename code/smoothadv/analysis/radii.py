@@ -15,7 +15,14 @@ from smoothadv.analysis.facts import DIMENSIONS
 from smoothadv.analysis.logs import Log
 from smoothadv.analysis.table_formats import Annotated, Cell, Column
 from smoothadv.base.errors import UserError
-from smoothadv.base.settings import SettingError, one_of, probability, refuse_any, setting
+from smoothadv.base.settings import (
+    Checked,
+    SettingError,
+    one_of,
+    probability,
+    refuse_any,
+    setting,
+)
 from smoothadv.statistics.accuracy import BANDS, accuracy, certified_accuracies, default_radii
 from smoothadv.statistics.bounds import certified_accuracy_deduction, l2_radius_for, linf_radius
 
@@ -90,7 +97,7 @@ class ErrorProbability:
 
 
 @dataclass(frozen=True)
-class Norm:
+class Norm(Checked):
     """The norm of the radii, and the probability with which the accuracies should hold."""
 
     norm: str = setting(
@@ -162,7 +169,7 @@ class Norm:
 class AtRadii(Norm):
     """Radii to evaluate certified accuracy at."""
 
-    radii: Sequence[Radius | float] | None = setting(
+    radii: Sequence[Radius] | None = setting(
         None,
         parse=Radius.parse,
         help="radii of the columns, like 0.25 or 2/255 (default: 0.25, 0.5, ... as far as anything "
@@ -172,7 +179,7 @@ class AtRadii(Norm):
     def chosen_radii(self, logs: Sequence[Log], most: int = MOST_RADII) -> list[Radius]:
         """The radii that the user named, or the default ones, at ``most`` so many."""
         if self.radii:
-            return [one if isinstance(one, Radius) else Radius(one) for one in self.radii]
+            return [*self.radii]
         if self.norm == "linf":
             return [*map(Radius.parse, _LINF_RADII)]
         datasets = {log.facts.get("dataset") for log in logs}
@@ -201,7 +208,7 @@ class AtRadii(Norm):
 
 
 @dataclass(frozen=True)
-class Bands:
+class Bands(Checked):
     """Bands that cover the choice of the images, a sample of a population; not the alpha of their
     certificates.
     """
@@ -233,7 +240,7 @@ class Bands:
                     self.bands == "clopper-pearson" and not getattr(self, "radii", None)
                 ),
             },
-            ValueError,
+            SettingError,
         )
 
     def ends(self, shares: np.ndarray, examples: int) -> tuple[np.ndarray, np.ndarray]:

@@ -285,9 +285,10 @@ def setting(
     has the flag ``--field-name``. One flag takes one value of a list, and all values of a tuple or
     Sequence; a tuple that is empty by default collects the values of several flags, else the last
     flag counts.
-    The flag of a switch that is True by default turns it off; a switch that is None by default has
-    ``--x`` and ``--no-x``. ``constants`` makes a switch ``--value`` of each value, with its help
-    text. ``group`` is the title above the option in the command's help.
+    The flag of a switch that is True by default turns it off, and ``help`` says what that does; a
+    switch that is None by default has ``--x`` and ``--no-x``. ``constants`` makes a switch
+    ``--value`` of each value, with its help text. ``group`` is the title above the option in the
+    command's help.
 
     In Python, functions have the field as a keyword, if ``keyword``.
 
@@ -395,7 +396,9 @@ def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any
         raise SettingError(f"{name}: {found_value(value)}, expected a smaller one") from None
     wants_number = isinstance(parsed, (int, float))
     is_text = isinstance(plain, (str, os.PathLike, type(parsed)))
-    if not (is_number if wants_number else is_text):
+    # What has a type of its own, like a radius, may be written as a number or as a text.
+    is_meant = is_number if wants_number else is_text or isinstance(parsed, kinds)
+    if not is_meant:
         raise SettingError(
             f"{name}: {found_value(value)}, expected {'a number' if wants_number else 'a name'}"
         )
@@ -473,7 +476,11 @@ def takes(*specs: type) -> Callable[[Function], Function]:
         fixed = {n: p for n, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
         settings = [one for one in every if one.keyword and one.field not in fixed]
         signature = own.replace(parameters=[*fixed.values(), *map(_parameter, settings)])
-        lines = [f"- ``{one.field}``: {_in_python(one.description, every)}" for one in settings]
+        lines = [
+            f"- ``{one.field}{'=False' * (one.default is True)}``: "
+            + _in_python(one.description, every)
+            for one in settings
+        ]
         listed = "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in lines)
 
         @functools.wraps(function)

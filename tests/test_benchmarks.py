@@ -1,33 +1,28 @@
 """The benchmark for accelerators runs from end to end on a CPU, in small: its figures mean nothing
-there.
+there; and the bound in that of stopping is its closed form.
 """
 
-import importlib
 import json
-from collections.abc import Iterator
+import math
 from datetime import date
 from itertools import repeat
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 
-from support.commands import CODE
+from support.plain import plain_module
 from support.recorded_graphs import recorded_graphs as recorded_graphs
 
 SMOKE = ["--smoke", "--device", "cpu"]
 
 
-@pytest.fixture
-def gpu(monkeypatch) -> Iterator[ModuleType]:
-    """The benchmark as a module, which finds those beside it."""
-    monkeypatch.syspath_prepend(str(CODE.parent / "benchmarks"))
-    threads = torch.get_num_threads()
-    yield importlib.import_module("gpu")
-    torch.set_num_threads(threads)
+gpu = plain_module("gpu")
 
 
-def test_speed_of_everything_is_measured_and_written(gpu, tmp_path, capsys):
+def test_speed_of_everything_is_measured_and_written(tmp_path, capsys):
     """Seconds, also where a CPU emulates bf16."""
     words = [*SMOKE, "--precision", "fp32", "bf16", "integers", "--modes", "eager", "--sound"]
     gpu.main([*words, "--out", str(tmp_path)])
@@ -49,7 +44,7 @@ def test_speed_of_everything_is_measured_and_written(gpu, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("works", [-1, 1])
-def test_variant_that_fails_is_named_and_the_others_are_measured(works, gpu):
+def test_variant_that_fails_is_named_and_the_others_are_measured(works):
     """Where it is made, as when a CUDA graph cannot be captured, or once it is timed."""
     options, runs, kernels = gpu.options_of(SMOKE), [], []
 
@@ -83,7 +78,7 @@ def test_variant_that_fails_is_named_and_the_others_are_measured(works, gpu):
 
 
 @pytest.mark.parametrize("fails", ["", "CUDA out of memory."])
-def test_updates_by_a_graph_are_timed_or_named(fails, gpu, recorded_graphs):
+def test_updates_by_a_graph_are_timed_or_named(fails, recorded_graphs):
     """With the kernels that training has: others may compute something else."""
     options = gpu.options_of(SMOKE)
     options.warm_ups, recorded_graphs.fails = 2, fails
@@ -95,7 +90,7 @@ def test_updates_by_a_graph_are_timed_or_named(fails, gpu, recorded_graphs):
     assert [variant.kernels for variant in variants] == ["any", "deterministic"]
 
 
-def test_parts_are_continued_where_they_stopped(gpu, tmp_path, capsys, monkeypatch):
+def test_parts_are_continued_where_they_stopped(tmp_path, capsys, monkeypatch):
     """Also on another day and with other modes and batches: one file, and no line of it twice."""
     words = [*SMOKE, "--out", str(tmp_path), "--cases", "PGD T=2 m=1", "DDN T=4 m=1"]
     seen = []
@@ -139,9 +134,7 @@ def test_parts_are_continued_where_they_stopped(gpu, tmp_path, capsys, monkeypat
         ("train cifar_resnet110 PGD T=2 m=1", "bf16", 1, {"copy": 1e18, "bf16": 3.54e9}, 1),
     ],
 )
-def test_share_of_the_ceiling_is_that_of_whichever_is_lower(
-    case, precision, rate, found, share, gpu
-):
+def test_share_of_the_ceiling_is_that_of_whichever_is_lower(case, precision, rate, found, share):
     """ResNet-110 moves 5.3 MB and computes 0.506 GFLOP per image in half precision, twice the bytes
     in float32; two steps of 1.01 GFLOP and an update of 1.52.
     """
@@ -151,8 +144,18 @@ def test_share_of_the_ceiling_is_that_of_whichever_is_lower(
 
 
 @pytest.mark.parametrize("device, kernels", [("cpu", ["any", "sound"]), ("cuda", ["any"])])
-def test_sound_noise_is_measured_wherever_certify_takes_it(device, kernels, gpu):
+def test_sound_noise_is_measured_wherever_certify_takes_it(device, kernels):
     options = gpu.options_of([*SMOKE, "--sound"])
     options.device = torch.device(device)
     made = gpu.certification_speed.ours("digits_resnet8", "bf16", "compiled", options)
     assert [each.kernels for each in made] == kernels
+
+
+def test_walds_bound_is_that_of_the_highest_radius_within_reach():
+    p = stats.norm.cdf(np.array([-0.1, 0.01, 0.3, 0.6, 9.0]))
+    bound = plain_module("stopping_limit").wald_bound(p, sigma=1.0)
+    t = stats.norm.cdf([0.25, 0.5, 2.25])
+    divergence = p[2:] * np.log(p[2:] / t) + (1 - p[2:]) * np.log(
+        np.maximum(1 - p[2:], 1e-300) / (1 - t)
+    )
+    assert bound == pytest.approx([0, 0, *(math.log(1000) / divergence)], rel=1e-9)
