@@ -52,6 +52,7 @@ class ShoutSpec(Checked):
     shouter: dict[str, str] | None = setting(None, keyword=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.echo and self.volume < 1:
             raise UserError("--echo needs a --volume of at least 1")
 
