@@ -73,20 +73,15 @@ def _git_commit() -> str | None:
     """The commit of the clone this package runs from; "-dirty" if files differ or are new; None
     outside one.
     """
-
-    def git(*arguments: str) -> str:
-        command = ["git", "--no-optional-locks", "-C", str(_PACKAGE), *arguments]
-        return subprocess.run(
-            command, check=True, capture_output=True, text=True, timeout=10
-        ).stdout.strip()
-
-    try:
-        # An installed package may lie in another project's repository, whose commit is not that of
-        # this package.
-        if not git("ls-files", "__init__.py"):
+    git, found = ["git", "--no-optional-locks", "-C", str(_PACKAGE)], list[str]()
+    for words in ("ls-files __init__.py", "rev-parse HEAD", "status --porcelain -- ."):
+        command = [*git, *words.split()]
+        try:
+            ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.SubprocessError):
             return None
-        return git("rev-parse", "HEAD") + (
-            "-dirty" if git("status", "--porcelain", "--", ".") else ""
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
+        found.append(ran.stdout.strip())
+    is_part, commit, changes = found
+    # An installed package may lie in another project's repository, whose commit is not that of this
+    # package.
+    return f"{commit}{'-dirty' * bool(changes)}" if is_part else None

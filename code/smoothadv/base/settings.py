@@ -29,7 +29,6 @@ options of a command (``cli.runner``), the keywords and the documentation of a P
     def shout(**keywords): ...  # help(shout) lists text, volume, echo and log
 """
 
-import argparse
 import dataclasses
 import difflib
 import functools
@@ -57,7 +56,7 @@ PRECISION_NAMES = ("fp32", "bf16", "fp16")
 Number = TypeVar("Number", int, float)
 
 
-class SettingError(UserError, argparse.ArgumentTypeError, ValueError):
+class SettingError(UserError, ValueError):
     """What is no value of a setting. The message, one line, names what was found and what would be
     accepted.
     """

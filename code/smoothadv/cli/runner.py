@@ -143,12 +143,6 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"unknown option {flag}{hint}")
         return super().parse_known_args(args, namespace)
 
-    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        try:
-            return super()._get_value(action, arg_string)  # type: ignore[misc]  # not in typeshed
-        except UserError as error:  # argparse expects other exceptions of a type
-            raise argparse.ArgumentError(action, str(error)) from None
-
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         try:
             super()._check_value(action, value)  # type: ignore[misc]  # not in typeshed
