@@ -2,6 +2,7 @@
 torch.
 """
 
+import contextlib
 import functools
 import platform
 import re
@@ -35,6 +36,10 @@ def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
     """The command (None: that of this process), versions, plug-ins and commit that make a file, for
     its manifest.
     """
+    packages = dict[str, str | None].fromkeys(_PACKAGES)
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": without_secrets(sys.argv if command is None else command),
@@ -42,7 +47,7 @@ def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
         "git_commit": _git_commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _installed_version(name) for name in _PACKAGES},
+        "packages": packages,
         "plugins": [
             {"name": one.name, "source": one.source, "sha256": one.sha256}
             for one in plugins.loaded()
@@ -59,13 +64,6 @@ def without_secrets(command: Sequence[object]) -> list[str]:
         "***" if _SECRET_OPTION.fullmatch(before) else word
         for before, word in zip(["", *words], words)
     ]
-
-
-def _installed_version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 @functools.cache  # of the code that this process has loaded
