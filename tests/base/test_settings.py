@@ -7,6 +7,7 @@ from typing import Optional
 
 import pytest
 
+from smoothadv.analysis import ANALYSES
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import (
     Checked,
@@ -19,6 +20,8 @@ from smoothadv.base.settings import (
     takes,
 )
 from smoothadv.cli.runner import Parser, add_settings, given_settings
+from smoothadv.objectives import OBJECTIVES
+from smoothadv.statistics import PROCEDURES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,7 @@ class ShoutSpec(Checked):
     shouter: dict[str, str] | None = setting(None, keyword=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.echo and self.volume < 1:
             raise UserError("--echo needs a --volume of at least 1")
 
@@ -165,3 +169,13 @@ def test_an_error_names_keywords_in_place_of_flags():
 def test_identity_has_what_decides_the_numbers_and_is_given():
     assert identity(ShoutSpec(text="a", volume=2)) == {"level": 2.0, "language": "en"}
     assert identity(ShoutSpec(text="b", times=3))["times"] == 3
+
+
+def test_whatever_has_checks_of_its_own_has_those_of_its_settings_too():
+    kinds = [Checked]
+    for kind in kinds:  # which grows
+        kinds += kind.__subclasses__()
+        if own := vars(kind).get("__post_init__"):
+            assert kind is Checked or "super" in own.__code__.co_names, kind
+    known = (ANALYSES, OBJECTIVES, PROCEDURES)
+    assert {ShoutSpec}.union(*map(dict.values, known)).issubset(kinds)

@@ -177,7 +177,7 @@ def test_dry_run_says_what_is_left_and_writes_nothing(certify, workplace, monkey
 @pytest.mark.parametrize(
     "begun, now, words",
     [
-        ([], ["--shard", "0/2"], "log.tsv exists already, without shards"),
+        ([], ["--shard", "0/2"], "log.tsv exists already, as a whole"),
         (["--shard", "0/2"], [], "holds 1 shard of"),
         (["--shard", "0/2"], ["--shard", "1/2", "--N", "30"], "N was 20, now 30"),
         (["--shard", "0/2"], ["--shard", "0/2", "--max", "6"], "shard.examples was"),

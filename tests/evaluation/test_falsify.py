@@ -1,6 +1,7 @@
 """The verdict on certificates: what is a claim, what flips one, and how many flips refute a log."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -13,7 +14,6 @@ from smoothadv.attacks.pgd import PGD
 from smoothadv.evaluation.falsify import (
     CertificatePolls,
     Certificates,
-    Claim,
     read_certificates,
     verdict,
 )
@@ -60,6 +60,7 @@ def test_radii_that_were_rounded_are_attacked_as_if_they_were_rounded_up(workpla
         assert polls.judged(example, answer, norm)["flipped"] == flipped
 
 
+CLAIM = SimpleNamespace(label=0, predict=1, radius=0.1)
 RECORD = (
     "dataset split dataset_fingerprint checkpoint_sha256 module_sha256 denoiser input_layer sigma "
     "precision"
@@ -72,7 +73,7 @@ RECORD = (
 )
 def test_certificates_of_anything_else_are_not_attacked(images, classes, changed):
     recorded = {name: f"one {name}" for name in RECORD}
-    certificates = Certificates(SPEC.against, [4], {4: Claim(0, 1, 0.1)}, ALPHA, recorded)
+    certificates = Certificates(SPEC.against, [4], {4: CLAIM}, ALPHA, recorded)
 
     def check(images: int, classes: int, **settings: object) -> None:
         dataset = mock.MagicMock(
@@ -96,7 +97,7 @@ def test_one_flip_more_than_is_credible_accuses_a_log():
         < stats.binom.sf(credible - 1, IMAGES, 0.002)
     )
     for flips in (credible, credible + 1):
-        claims = {index: Claim(0, 1, 0.01) for index in range(flips)}
+        claims = {index: CLAIM for index in range(flips)}
         certificates = Certificates(SPEC.against, list(range(IMAGES)), claims, ALPHA, {})
         columns = {"label": 0, "predict": 0, "certified": 1, "radius": 0.01, "attack_norm": 0.0}
         table = pd.DataFrame({"idx": list(claims)}).assign(**columns, flipped=1)

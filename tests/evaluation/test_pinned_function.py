@@ -107,7 +107,7 @@ def test_a_worker_that_rounds_differently_does_not_join_with_sound(
         def received(self, content):
             return HERE if content == ELSEWHERE else content
 
-    monkeypatch.setattr("smoothadv.evaluation.setup.join_processes", Second)
+    monkeypatch.setattr("smoothadv.evaluation.setup.Processes", Second)
     outcome = at(ELSEWHERE, "certify", "log.tsv", "--max", 3, *mode)
     if mode:
         assert refused(outcome, "process 0", "--sound") and not (workplace / "log.tsv").exists()

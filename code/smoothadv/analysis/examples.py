@@ -47,6 +47,7 @@ class Examples(Analysis):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         fault = "--worst and --best show different images: give one of them"
         refuse_any({fault: None not in (self.worst, self.best)}, SettingError)
 

@@ -144,6 +144,7 @@ class EnvelopePlot(Titled, Choosing, Norm, Analysis):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.split_baseline and not self.baseline:
             raise SettingError(
                 "--split-baseline needs --baseline NAME: there is no baseline to split"
@@ -335,6 +336,7 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         refuse_any(
             {
                 f"--rows and --columns are both {self.rows}: a map needs two hyper-parameters": (

@@ -227,6 +227,7 @@ class Bands(Checked):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         has_no_band = self.confidence is None
         is_lowered = getattr(self, "high_probability", None) is not None
         refuse_any(

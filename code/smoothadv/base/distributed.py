@@ -257,11 +257,6 @@ def is_launched() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def join_processes() -> Processes:
-    """The processes that torchrun started, or this one alone."""
-    return Processes(launched=is_launched())
-
-
 def ended(code: int) -> int:
     """The exit code of this process; where several work together, this ends the process with that
     code.
@@ -269,7 +264,7 @@ def ended(code: int) -> int:
     At Python's regular exit a thread of gloo may still be running (about once in thirty trainings
     on a busy machine), which would abort a process that has finished its work.
     """
-    if join_processes().size > 1:
+    if Processes(is_launched()).size > 1:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

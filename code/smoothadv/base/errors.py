@@ -2,6 +2,7 @@
 may show it.
 """
 
+import argparse
 import importlib
 import inspect
 import unicodedata
@@ -43,12 +44,13 @@ def escape(text: str, most: int | None = LONGEST_LINE, plain: bool = False) -> s
     )
 
 
-class UserError(Exception):
+class UserError(argparse.ArgumentTypeError):
     """Bad input: the message is ONE line that names the file, field or flag, what was found and
     what is expected.
 
     Commands print it as ``error: MESSAGE`` and exit with 1; any other exception is a defect of this
-    package and shows its traceback. As text it is what ``escape`` makes of the message.
+    package and shows its traceback. As text it is what ``escape`` makes of the message. Where a
+    type of argparse raises it, argparse names the argument.
     """
 
     def __str__(self) -> str:

@@ -19,19 +19,14 @@ PAGE = ("HTML page", b"<!doctype html")
 """What ``refuse_to_replace`` takes for a page."""
 
 
-def digest_bytes(parts: Iterable[Any]) -> bytes:
-    """As ``digest``, as 32 bytes."""
-    whole = hashlib.sha256()
-    for part in parts:
-        whole.update(part.encode(errors="surrogateescape") if isinstance(part, str) else part)
-    return whole.digest()
-
-
 def digest(parts: Iterable[Any]) -> str:
     """The digest of texts, in UTF-8, bytes and contiguous arrays, one after the other, in
     hexadecimal.
     """
-    return digest_bytes(parts).hex()
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(part.encode(errors="surrogateescape") if isinstance(part, str) else part)
+    return whole.hexdigest()
 
 
 def file_digest(path: str | Path) -> str:
@@ -195,8 +190,8 @@ def cached(name: str, compute: Callable[[], bytes]) -> bytes:
         content = (cache_folder() / name).read_bytes()
     except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
         content = b""
-    saved, payload = content[:32], content[32:]
-    if digest_bytes([payload]) == saved:
+    saved, payload = content[:64], content[64:]
+    if digest([payload]).encode() == saved:
         return payload
     payload = compute()
     keep(name, payload)
@@ -208,7 +203,7 @@ def keep(name: str, payload: bytes) -> None:
     with contextlib.suppress(OSError, RuntimeError):
         # Several processes may write the same name at once.
         temporary = cache_folder() / f"{name}.{os.getpid()}"
-        write_atomically(temporary, lambda file: file.write(digest_bytes([payload]) + payload))
+        write_atomically(temporary, lambda file: file.write(digest([payload]).encode() + payload))
         os.replace(temporary, cache_folder() / name)
 
 

@@ -2,6 +2,7 @@
 torch.
 """
 
+import contextlib
 import functools
 import platform
 import re
@@ -35,6 +36,10 @@ def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
     """The command (None: that of this process), versions, plug-ins and commit that make a file, for
     its manifest.
     """
+    packages = dict[str, str | None].fromkeys(_PACKAGES)
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": without_secrets(sys.argv if command is None else command),
@@ -42,7 +47,7 @@ def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
         "git_commit": _git_commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _installed_version(name) for name in _PACKAGES},
+        "packages": packages,
         "plugins": [
             {"name": one.name, "source": one.source, "sha256": one.sha256}
             for one in plugins.loaded()
@@ -61,32 +66,20 @@ def without_secrets(command: Sequence[object]) -> list[str]:
     ]
 
 
-def _installed_version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 @functools.cache  # of the code that this process has loaded
 def _git_commit() -> str | None:
     """The commit of the clone this package runs from; "-dirty" if files differ or are new; None
     outside one.
     """
-
-    def git(*arguments: str) -> str:
-        command = ["git", "--no-optional-locks", "-C", str(_PACKAGE), *arguments]
-        return subprocess.run(
-            command, check=True, capture_output=True, text=True, timeout=10
-        ).stdout.strip()
-
-    try:
-        # An installed package may lie in another project's repository, whose commit is not that of
-        # this package.
-        if not git("ls-files", "__init__.py"):
+    git, found = ["git", "--no-optional-locks", "-C", str(_PACKAGE)], list[str]()
+    for words in ("ls-files __init__.py", "rev-parse HEAD", "status --porcelain -- ."):
+        command = [*git, *words.split()]
+        try:
+            ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.SubprocessError):
             return None
-        return git("rev-parse", "HEAD") + (
-            "-dirty" if git("status", "--porcelain", "--", ".") else ""
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
+        found.append(ran.stdout.strip())
+    is_part, commit, changes = found
+    # An installed package may lie in another project's repository, whose commit is not that of this
+    # package.
+    return f"{commit}{'-dirty' * bool(changes)}" if is_part else None

@@ -16,7 +16,8 @@ options of a command (``cli.runner``), the keywords and the documentation of a P
         echo: bool = setting(False, help="repeat it")
         log: Path | None = setting(None, parse=output_file, flag="", help="log to write")
 
-        def __post_init__(self) -> None:  # the values are checked by now
+        def __post_init__(self) -> None:
+            super().__post_init__()  # checks the values
             if self.echo and self.volume < 1:
                 raise UsageError("--echo needs a --volume of at least 1")
 
@@ -28,7 +29,6 @@ options of a command (``cli.runner``), the keywords and the documentation of a P
     def shout(**keywords): ...  # help(shout) lists text, volume, echo and log
 """
 
-import argparse
 import dataclasses
 import difflib
 import functools
@@ -59,7 +59,7 @@ PRECISION_NAMES = ("fp32", "bf16", "fp16")
 Number = TypeVar("Number", int, float)
 
 
-class SettingError(UserError, argparse.ArgumentTypeError, ValueError):
+class SettingError(UserError, ValueError):
     """What is no value of a setting. The message, one line, names what was found and what would be
     accepted.
     """
@@ -82,8 +82,11 @@ def number(
     """
 
     def parse(text: str) -> Number:
+        digits = text
         try:
-            value = kind(_digits(text)) if kind is int else kind(text)
+            if kind is int and abs(float(text)) < 2**53 and float(text).is_integer():
+                digits = str(int(float(text)))
+            value = kind(digits)
             if text.isascii() and math.isfinite(value) and accept(value):
                 return value
         except (ValueError, ArithmeticError):  # of an integer too large for a float, and of 1/0
@@ -91,12 +94,6 @@ def number(
         raise SettingError(f"'{text}' is not {description}")
 
     return parse
-
-
-def _digits(text: str) -> str:
-    """A whole number like 1e4 or 1000.0 by its digits; other numbers stay as they are."""
-    is_whole = abs(float(text)) < 2**53 and float(text).is_integer()
-    return str(int(float(text))) if is_whole else text
 
 
 def one_of(names: Iterable[str]) -> Callable[[str], str]:
@@ -304,44 +301,42 @@ def setting(
     return dataclasses.field(default=default, metadata={"setting": how}, **further)
 
 
-def _of_type(how: Setting, field: str, hint: Any) -> Setting:
-    """The setting of a ``field``, completed by its name and its type."""
-    types = _members(hint)
-    lists = [one for one in types if get_origin(one) in (tuple, list, Sequence)]
-    single = _members(get_args(lists[0])[0]) if lists else types
-    parse = how.parse or next((one for one in single if one in (str, Path)), None)
-    kind = [get_origin(one) or one for one in single if one not in (str, int, float, Path, None)]
-    if Any in kind:
-        kind = [] if parse else [object]
-    return dataclasses.replace(
-        how,
-        field=field,
-        flags=tuple(flag or "--" + field.replace("_", "-") for flag in how.flags),
-        parse=parse,
-        check=how.check or parse,
-        kind=tuple(kind),
-        many=get_origin(lists[0]) if lists else None,
-        may_be_none=None in types,
-    )
-
-
 def _members(hint: Any) -> list[Any]:
     """The types in a union, or a type alone; that of None is None."""
     types = get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint]
     return [None if one is type(None) else one for one in types]
 
 
-def _settings_of(spec: type) -> tuple[Setting, ...]:
-    types = get_type_hints(spec)
-    return tuple(
-        _of_type(how, field.name, types[field.name])
-        for field in dataclasses.fields(spec)
-        if (how := field.metadata.get("setting")) is not None
-    )
-
-
-settings_of: Callable[[type], tuple[Setting, ...]] = functools.cache(_settings_of)
-"""The settings that a dataclass declares, in order of declaration."""
+@functools.cache
+def settings_of(spec: type) -> tuple[Setting, ...]:
+    """The settings that a dataclass declares, in order of declaration, each completed by the name
+    and the type of its field.
+    """
+    hints, settings = get_type_hints(spec), list[Setting]()
+    for field in dataclasses.fields(spec):
+        if (how := field.metadata.get("setting")) is None:
+            continue
+        types = _members(hints[field.name])
+        lists = [one for one in types if get_origin(one) in (tuple, list, Sequence)]
+        single = _members(get_args(lists[0])[0]) if lists else types
+        parse = how.parse or next((one for one in single if one in (str, Path)), None)
+        plain = (str, int, float, Path, None)
+        kind = [get_origin(one) or one for one in single if one not in plain]
+        if Any in kind:
+            kind = [] if parse else [object]
+        settings.append(
+            dataclasses.replace(
+                how,
+                field=field.name,
+                flags=tuple(flag or "--" + field.name.replace("_", "-") for flag in how.flags),
+                parse=parse,
+                check=how.check or parse,
+                kind=tuple(kind),
+                many=get_origin(lists[0]) if lists else None,
+                may_be_none=None in types,
+            )
+        )
+    return tuple(settings)
 
 
 def options_of(spec: type) -> list[Setting]:
@@ -406,30 +401,14 @@ def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any
 
 
 class Checked:
-    """A frozen dataclass whose settings are checked when it is made, before its own
-    ``__post_init__``.
+    """A frozen dataclass whose settings are checked when it is made; a ``__post_init__`` of its own
+    first calls this one.
     """
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if (own := vars(cls).get("__post_init__")) is not None:
-
-            def checked_first(self: Any) -> None:
-                if type(self).__post_init__ is checked_first:  # not called by that of a subclass
-                    _check(self)
-                own(self)
-
-            cls.__post_init__ = checked_first  # type: ignore[method-assign]
-
     def __post_init__(self) -> None:
-        if type(self).__post_init__ is Checked.__post_init__:
-            _check(self)
-
-
-def _check(spec: Checked) -> None:
-    """Replace the settings by what they read; SettingError where one has no such value."""
-    for one in settings_of(type(spec)):
-        object.__setattr__(spec, one.field, one.read(getattr(spec, one.field)))
+        """Replace the settings by what they read; SettingError where one has no such value."""
+        for one in settings_of(type(self)):
+            object.__setattr__(self, one.field, one.read(getattr(self, one.field)))
 
 
 _FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")

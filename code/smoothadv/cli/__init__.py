@@ -29,18 +29,6 @@ COMMANDS = {
 }
 
 
-def shorten_waiting() -> None:
-    """Let threads of PyTorch that wait for others sleep soon, not after long turning in a loop;
-    call it before torch.
-
-    They would keep CPUs from the threads that have work, where other programs compute as well. Does
-    nothing where the environment says how to wait.
-    """
-    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
-        # As libgomp does by itself where it has more threads than CPUs.
-        os.environ["GOMP_SPINCOUNT"] = "1000"
-
-
 def usage() -> str:
     """The help text of the console command."""
     lines = [f"  {name:14s} {command.about}" for name, command in COMMANDS.items()]
@@ -74,7 +62,10 @@ def main(arguments: list[str] | None = None, script: str = "") -> int:
         print(f"error: {found}; known: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:
-        shorten_waiting()
+        if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+            # Threads of PyTorch that wait for others sleep soon, as libgomp has them do where it
+            # has more threads than CPUs: they would keep CPUs from other programs.
+            os.environ["GOMP_SPINCOUNT"] = "1000"
         # Imported only now: `smoothadv --help` must not wait for torch.
         return COMMANDS[arguments[0]](arguments[1:])
     except ModuleNotFoundError as error:

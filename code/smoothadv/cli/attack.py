@@ -7,14 +7,22 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from smoothadv.analysis.examples import write_pictures
 from smoothadv.base.errors import UsageError, UserError, counted
 from smoothadv.base.settings import Setting, options_of, positive_int
-from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
+from smoothadv.cli.evaluation import (
+    CONTINUED,
+    is_finished,
+    merge_parser,
+    merge_shards,
+    spec_from,
+)
 from smoothadv.cli.options.attack import EvaluationAttackOptions, add_attack, attacked_fields
-from smoothadv.cli.runner import Options, Parser, command_line_of
+from smoothadv.cli.options.shared import use_threads
+from smoothadv.cli.runner import Options, Parser, command_line_of, run
 from smoothadv.evaluation.predict import attack
 from smoothadv.evaluation.specs import AttackSpec, FalsifySpec
 from smoothadv.records.logs import CLASS, examples_path, numbered, pictures_folder
@@ -90,7 +98,9 @@ def spec_of(options: Options, command: Sequence[str]) -> AttackSpec | FalsifySpe
     )
 
 
-def _attack(spec: AttackSpec | FalsifySpec, parser: Parser, options: Options) -> None:
+def _attack(parser: Parser, options: Options, command: Sequence[str]) -> None:
+    spec = spec_of(options, command)
+    use_threads(spec)
     logs: Iterable[WrittenLog]
     if isinstance(spec, FalsifySpec):
         from smoothadv.evaluation import falsify as falsifying  # imports the analyses and pandas
@@ -146,4 +156,13 @@ def _summarise(log: WrittenLog) -> None:
     )
 
 
-main = evaluation_main("attack", make_parser, spec_of, _attack)
+main = partial(
+    run,
+    "attack",
+    make_parser,
+    _attack,
+    interrupted=CONTINUED,
+    subcommands={
+        "merge": partial(run, "attack merge", partial(merge_parser, "attack"), merge_shards)
+    },
+)

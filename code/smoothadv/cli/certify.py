@@ -6,7 +6,15 @@ from functools import partial
 from smoothadv.base.errors import UserError, counted
 from smoothadv.base.files import file_digest, write_json
 from smoothadv.base.settings import options_of
-from smoothadv.cli.evaluation import evaluation_main, images_main, is_finished, spec_from
+from smoothadv.cli.evaluation import (
+    CONTINUED,
+    evaluate_images,
+    images_parser,
+    is_finished,
+    merge_parser,
+    merge_shards,
+    spec_from,
+)
 from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.runner import (
     Options,
@@ -66,7 +74,7 @@ def spec_of(options: Options, command: Sequence[str]) -> CertifySpec:
     return spec_from(CertifySpec, options, command, settings=settings)
 
 
-def _certify(spec: CertifySpec, parser: Parser, options: Options) -> None:
+def _certify(parser: Parser, options: Options, command: Sequence[str]) -> None:
     """Certify, and print one line with the results in the log; where radii lie on a grid, the
     accuracies at the grid's radii.
     """
@@ -74,6 +82,8 @@ def _certify(spec: CertifySpec, parser: Parser, options: Options) -> None:
     from smoothadv.evaluation.certify import certify, rehearse
     from smoothadv.statistics import accuracy
 
+    spec = spec_of(options, command)
+    use_threads(spec)
     if spec.dry_run:
         if text := rehearse(spec):
             print(text)
@@ -139,11 +149,20 @@ def _verify(parser: Parser, options: Options, command: Sequence[str]) -> None:
     print(f"{rows}: all are equal")
 
 
-main = evaluation_main(
+main = partial(
+    run,
     "certify",
     make_parser,
-    spec_of,
     _certify,
-    verify=partial(run, "certify verify", verify_parser, _verify),
-    images=images_main("certify", CertifySpec, _in_memory),
+    interrupted=CONTINUED,
+    subcommands={
+        "merge": partial(run, "certify merge", partial(merge_parser, "certify"), merge_shards),
+        "verify": partial(run, "certify verify", verify_parser, _verify),
+        "images": partial(
+            run,
+            "certify images",
+            partial(images_parser, "certify", CertifySpec),
+            partial(evaluate_images, CertifySpec, _in_memory),
+        ),
+    },
 )

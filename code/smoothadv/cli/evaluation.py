@@ -7,23 +7,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_DOWN, Decimal
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from smoothadv.base.errors import counted, escape
 from smoothadv.base.settings import Checked, options_of, output_file, setting
 from smoothadv.cli.options.shared import say_what_is_certified, use_threads
-from smoothadv.cli.runner import (
-    Main,
-    Options,
-    Parser,
-    add_settings,
-    given_settings,
-    invocation,
-    run,
-    with_subcommands,
-)
+from smoothadv.cli.runner import Options, Parser, add_settings, given_settings, invocation
 from smoothadv.evaluation.shards import Shard, merge
 from smoothadv.evaluation.specs import EvaluationSpec
 from smoothadv.records.logs import shards_of
@@ -35,8 +25,8 @@ _IMAGE_FIELDS = (
     "data_dir batch precision compile seed device tf32 threads"
 ).split()
 """The settings that the subcommand ``images`` has."""
-Evaluate = Callable[[Any], WrittenLog]
-"""From a specification to the rows of the images, in memory."""
+CONTINUED = "every finished example is in the log; run the same command again to continue"
+"""What an interrupted command says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,30 +68,6 @@ def is_finished(log: WrittenLog, shard: Shard | None, command: str) -> bool:
     return log.is_whole
 
 
-def evaluation_main(
-    command: str,
-    make_parser: Callable[[], Parser],
-    spec_of: Callable[[Options, Sequence[str]], Any],
-    evaluate: Callable[[Any, Parser, Options], None],
-    **others: Main,
-) -> Main:
-    """Runs a command that evaluates what ``spec_of`` makes of its options and its command line, its
-    subcommand ``merge``, or one of ``others``.
-    """
-
-    def body(parser: Parser, options: Options, words: Sequence[str]) -> None:
-        spec = spec_of(options, words)
-        use_threads(spec)
-        evaluate(spec, parser, options)
-
-    hint = "every finished example is in the log; run the same command again to continue"
-    return with_subcommands(
-        partial(run, command, make_parser, body, interrupted=hint),
-        merge=partial(run, f"{command} merge", partial(merge_parser, command), _merge),
-        **others,
-    )
-
-
 def merge_parser(command: str) -> Parser:
     """The parser of the subcommand ``merge`` of ``command``."""
     return Parser(
@@ -114,7 +80,8 @@ def merge_parser(command: str) -> Parser:
     )
 
 
-def _merge(parser: Parser, options: Options, command: Sequence[str]) -> None:
+def merge_shards(parser: Parser, options: Options, command: Sequence[str]) -> None:
+    """The subcommand ``merge``."""
     spec = MergeSpec(**given_settings(MergeSpec, options))
     shards = spec.shards or shards_of(spec.outfile)
     rows = merge(spec.outfile, shards, spec.overwrite)
@@ -145,23 +112,14 @@ def images_parser(command: str, kind: type[EvaluationSpec]) -> Parser:
     return parser
 
 
-def images_main(command: str, kind: type[EvaluationSpec], evaluate: Evaluate) -> Main:
-    """Runs the subcommand ``images`` of ``command``."""
-    return partial(
-        run,
-        f"{command} images",
-        partial(images_parser, command, kind),
-        partial(_images, kind, evaluate),
-    )
-
-
-def _images(
+def evaluate_images(
     kind: type[EvaluationSpec],
-    evaluate: Evaluate,
+    evaluate: Callable[[Any], WrittenLog],
     parser: Parser,
     options: Options,
     command: Sequence[str],
 ) -> None:
+    """The subcommand ``images``; ``evaluate`` returns the rows for a specification, in memory."""
     from smoothadv.models.load import loose_images  # imports torch
 
     spec = kind(**given_settings(kind, options))

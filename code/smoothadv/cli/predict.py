@@ -1,17 +1,27 @@
 """predict: the smoothed classifier's classes, on clean or on attacked images."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from smoothadv.attacks import ATTACKS
 from smoothadv.base.errors import UsageError, counted
-from smoothadv.cli.evaluation import evaluation_main, images_main, is_finished, spec_from
+from smoothadv.cli.evaluation import (
+    CONTINUED,
+    evaluate_images,
+    images_parser,
+    is_finished,
+    merge_parser,
+    merge_shards,
+    spec_from,
+)
 from smoothadv.cli.options.attack import (
     EvaluationAttackOptions,
     add_attack,
     attacked_fields,
     flags_of,
 )
-from smoothadv.cli.runner import Options, Parser
+from smoothadv.cli.options.shared import use_threads
+from smoothadv.cli.runner import Options, Parser, run
 from smoothadv.evaluation.predict import predict
 from smoothadv.evaluation.specs import PredictSpec
 from smoothadv.statistics import ABSTAIN
@@ -52,7 +62,9 @@ def spec_of(options: Options, command: Sequence[str]) -> PredictSpec:
     return spec_from(PredictSpec, options, command)
 
 
-def _predict(spec: PredictSpec, parser: Parser, options: Options) -> None:
+def _predict(parser: Parser, options: Options, command: Sequence[str]) -> None:
+    spec = spec_of(options, command)
+    use_threads(spec)
     log = predict(spec)
     if is_finished(log, spec.shard, "predict"):
         table = log.table
@@ -64,10 +76,19 @@ def _predict(spec: PredictSpec, parser: Parser, options: Options) -> None:
         )
 
 
-main = evaluation_main(
+main = partial(
+    run,
     "predict",
     make_parser,
-    spec_of,
     _predict,
-    images=images_main("predict", PredictSpec, predict),
+    interrupted=CONTINUED,
+    subcommands={
+        "merge": partial(run, "predict merge", partial(merge_parser, "predict"), merge_shards),
+        "images": partial(
+            run,
+            "predict images",
+            partial(images_parser, "predict", PredictSpec),
+            partial(evaluate_images, PredictSpec, predict),
+        ),
+    },
 )

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import MISSING
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from smoothadv.base import plugins
@@ -35,6 +36,8 @@ from smoothadv.version import __version__
 
 Options = Mapping[str, Any]
 """What is on a command line: values by the main flag, or by the name of a positional argument."""
+Main = Callable[[Sequence[str]], int]
+"""Runs a command with these arguments; returns the exit code."""
 SUCCESS, FAILURE, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 # Options of the released code that are called otherwise here, or are not needed.
 _RELEASED = {
@@ -139,12 +142,6 @@ class Parser(argparse.ArgumentParser):
                 hint = hint or "; --plugin FILE adds the options of a plug-in"
                 self.error(f"unknown option {flag}{hint}")
         return super().parse_known_args(args, namespace)
-
-    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        try:
-            return super()._get_value(action, arg_string)  # type: ignore[misc]  # not in typeshed
-        except UserError as error:  # argparse expects other exceptions of a type
-            raise argparse.ArgumentError(action, str(error)) from None
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         try:
@@ -330,8 +327,10 @@ def run(
     body: Callable[[Parser, Options, Sequence[str]], None],
     arguments: Sequence[str],
     interrupted: str = "",
+    subcommands: Mapping[str, Main] = MappingProxyType({}),
 ) -> int:
-    """Parse ``arguments``, call ``body`` and turn what happens into an exit code.
+    """Parse ``arguments``, call ``body`` and turn what happens into an exit code; or run one of
+    ``subcommands``, where its name comes first in the arguments, with those that follow.
 
     First loads the plug-ins, whose components may have options. ``body`` gets the parser, the
     options and the command line that repeats this run.
@@ -341,6 +340,8 @@ def run(
     to continue. ``--debug`` adds the traceback. Any other exception is a fault of a plug-in that
     takes part, one line too, or else a defect, which propagates.
     """
+    if arguments and arguments[0] in subcommands:
+        return subcommands[arguments[0]](arguments[1:])
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A line printed to a file is there at once; what its encoding lacks, as ASCII does, is
         # escaped.
@@ -386,23 +387,6 @@ def run(
             raise
         kind = type(error).__name__
         return _failed(f"plug-in {place}: {kind}: {first_line(error)}", arguments)
-
-
-Main = Callable[[Sequence[str]], int]
-"""Runs a command with these arguments; returns the exit code."""
-
-
-def with_subcommands(main: Main, **others: Main) -> Main:
-    """Runs a command by ``main``, or by one of ``others`` where its name comes first in the
-    arguments, with those that follow.
-    """
-
-    def chosen(arguments: Sequence[str]) -> int:
-        if arguments and arguments[0] in others:
-            return others[arguments[0]](arguments[1:])
-        return main(arguments)
-
-    return chosen
 
 
 @contextmanager

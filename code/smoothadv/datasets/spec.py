@@ -67,6 +67,7 @@ class RunSpec(Checked):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.dataset, str):
             try:
                 source_of(self.dataset)

@@ -51,20 +51,10 @@ _SAME = (
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A certificate of an image with ``label``: its class ``certified`` holds in the closed l2 ball
-    of ``radius``.
-    """
-
-    label: int
-    certified: int
-    radius: float
-
-
-@dataclass(frozen=True)
 class Certificates:
-    """The certificates of a log, ``claims``, by index; ``images`` are the indices of all its rows,
-    also of abstentions.
+    """The certificates of a log, ``claims``: its rows that are no abstentions, by index, each with
+    a class ``predict`` that holds in the closed l2 ball of ``radius``. ``images`` are the indices
+    of all its rows.
 
     Each image got a false certificate with probability at most ``alpha``. ``settings`` are the
     manifest's, {} without one. A class is certified to stay among the ``top_k`` first.
@@ -72,7 +62,7 @@ class Certificates:
 
     path: Path
     images: list[int]
-    claims: dict[int, Claim]
+    claims: dict[int, Any]
     alpha: float
     settings: dict[str, Any]
     top_k: int = 1
@@ -95,7 +85,7 @@ class Certificates:
         be attacked.
         """
         last, classes = max(self.claims), evaluation.dataset.description.num_classes
-        largest = max(claim.certified for claim in self.claims.values())
+        largest = max(claim.predict for claim in self.claims.values())
         if last >= len(evaluation.dataset) or largest >= classes or self.top_k >= max(2, classes):
             sets = f" among the {self.top_k} most probable" * (self.top_k > 1)
             name, size = evaluation.settings["dataset"], len(evaluation.dataset)
@@ -144,14 +134,10 @@ def read_certificates(spec: FalsifySpec) -> Certificates:
     sigma, manifest = log.facts.get("sigma"), log.facts.manifest
     if sigma != spec.sigma:
         raise UserError(f"{path} certifies something else: sigma was {sigma}, now {spec.sigma}")
-    radii = log.table.radius.to_numpy()
-    radii = np.maximum(radii - rounded_by(log.table), 0.0)
-    columns = (log.table[name].tolist() for name in ("idx", "label", "predict"))
-    claims = {
-        idx: Claim(label, certified, radius)
-        for idx, label, certified, radius in zip(*columns, radii.tolist())
-        if certified != ABSTAIN and radius > 0
-    }
+    table = log.table[["idx", "label", "predict", "radius"]]
+    table = table.assign(radius=np.maximum(table.radius - rounded_by(log.table), 0.0))
+    certified = table[(table.predict != ABSTAIN) & (table.radius > 0)]
+    claims = {row.idx: row for row in certified.itertuples(index=False)}
     if not claims:
         raise UserError(
             f"{path} certifies no image within a radius above 0: there is nothing to attack"
@@ -188,12 +174,12 @@ class CertificatePolls(PredictionPolls):
                 f"class {claim.label} there, {example.label} in {dataset}"
             )
         assert isinstance(self.evaluation.spec, FalsifySpec)
-        return claim.certified, self.evaluation.spec.fraction * claim.radius
+        return claim.predict, self.evaluation.spec.fraction * claim.radius
 
     def judged(self, example: Example, predicted: int, attack_norm: float) -> dict[str, Any]:
         claim = self.certificates.claims[example.index]
-        flipped = predicted not in (ABSTAIN, claim.certified) and attack_norm < claim.radius
-        return {"certified": claim.certified, "radius": claim.radius, "flipped": int(flipped)}
+        flipped = predicted not in (ABSTAIN, claim.predict) and attack_norm < claim.radius
+        return {"certified": claim.predict, "radius": claim.radius, "flipped": int(flipped)}
 
 
 @dataclass(frozen=True)

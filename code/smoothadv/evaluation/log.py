@@ -97,24 +97,39 @@ def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
         evaluation.processes.wait()
     attack_batch = None if content.attack is None else content.attack.batch
     batches = evaluation.batch, attack_batch
-    return WrittenLog(log or Path(), is_whole, *batches, content.columns, rows)
+    return WrittenLog(log or Path(), content.columns, rows, is_whole, *batches)
 
 
 def begun(
     evaluation: Evaluation, content: LogContent
 ) -> tuple[Path | None, dict[str, Any], Sequence[int], set[int]]:
     """This process's log, or shard, its settings, its examples and those that are done; UserError
-    where it could not be written. No pass is made for that.
+    where it could not be written, also where it was begun as a whole and is now asked for in
+    shards, or the reverse. No pass is made for that.
     """
     settings = {**evaluation.settings, **content.settings}
     settings |= {IMAGES: True} if content.keeps_images else {}
     log, examples, done = evaluation.log, evaluation.indices, set[int]()
-    existing, is_alone = evaluation.spec.existing, evaluation.processes.size == 1
-    if log is not None and is_alone:
-        log, settings, examples = destination(evaluation, settings, log)
-    elif log is not None and existing == "resume":
-        done = check_siblings(log, settings)
-    if log is not None and (is_alone or existing == "resume") and check_path(log, existing):
+    existing, shard = evaluation.spec.existing, evaluation.spec.shard
+    is_alone = evaluation.processes.size == 1
+    if log is None:
+        return log, settings, examples, done
+    if shard is not None:
+        settings = {**settings, "shard": shard.record(examples)}
+        if existing != "overwrite":
+            if log.exists():
+                raise UserError(f"{log} exists already, as a whole: name another log, or remove it")
+            check_siblings(log, settings)
+        log, examples = shard.path(log), shard.of(examples)
+    elif not is_alone:
+        done = check_siblings(log, settings) if existing == "resume" else done
+    elif shards := [path for path in shards_of(log) if not is_merged(path, log)]:
+        raise UserError(
+            f"{shard_folder(log)} holds {counted(len(shards), 'shard')} of this log: finish them "
+            "as they were begun and merge them, continue with several processes of torchrun, or "
+            "remove that folder"
+        )
+    if (is_alone or existing == "resume") and check_path(log, existing):
         done.update(read_begun(log, content.columns, settings, examples)[2])
     return log, settings, examples, done
 
@@ -253,31 +268,3 @@ def _polls(evaluation: Evaluation, content: LogContent, missing: Iterator[int]) 
         for example, poll in zip(examples, content.make_polls(examples)):
             image = to_host(poll.image) if content.keeps_images else None
             yield replace(poll, tag=(example, image))
-
-
-def destination(
-    evaluation: Evaluation, settings: dict[str, Any], log: Path
-) -> tuple[Path, dict[str, Any], Sequence[int]]:
-    """Where a single process writes, the log or its shard, with that file's settings and examples.
-
-    UserError where the log was begun as a whole and is now asked for in shards, or the reverse.
-    """
-    shard, examples = evaluation.spec.shard, evaluation.indices
-    shards = [path for path in shards_of(log) if not is_merged(path, log)]
-    if shard is None:
-        if shards:
-            raise UserError(
-                f"{shard_folder(log)} holds {counted(len(shards), 'shard')} of this log: finish "
-                "them as they were begun and merge them, continue with several processes of "
-                "torchrun, or remove that folder"
-            )
-        return log, settings, examples
-    settings = {**settings, "shard": shard.record(examples)}
-    if evaluation.spec.existing != "overwrite":
-        if log.exists():
-            raise UserError(
-                f"{log} exists already{' beside its shards' if shards else ', without shards'}: "
-                f"name another log, or remove {'one of them' if shards else 'it'}"
-            )
-        check_siblings(log, settings)
-    return shard.path(log), settings, shard.of(examples)

@@ -16,7 +16,7 @@ import torch
 
 from smoothadv.base.cpus import MOST_THREADS
 from smoothadv.base.devices import LargestTensor, device_name, device_of_run, uses_tf32
-from smoothadv.base.distributed import Processes, join_processes
+from smoothadv.base.distributed import Processes, is_launched
 from smoothadv.base.errors import NonFiniteError, UserError, counted, warn
 from smoothadv.base.files import digest
 from smoothadv.base.progress import warn_of_hours
@@ -209,7 +209,7 @@ def prepare(
     are used again. ``sound`` as in ``CertifySpec``. ``against`` are the settings of a log whose
     device is used where there is none to be continued.
     """
-    recorded, processes = settings_to_continue(spec, log), join_processes()
+    recorded, processes = settings_to_continue(spec, log), Processes(is_launched())
     device = _configured_device(spec, log, sound, recorded or against or {}, processes)
     loaded = load_models(spec)
     own, dataset, base = loaded[0]

@@ -16,10 +16,10 @@ from smoothadv.models.checkpoint import read_members
 from smoothadv.models.name import LIBRARY, STAGES, parse_model
 from smoothadv.records.logs import (
     DENOISER,
+    LOGITS,
     differing_fields,
     differing_settings,
     read_manifest_file,
-    settings_and_logits,
 )
 from smoothadv.records.manifests import METHODS, images_of, log_fault
 from smoothadv.records.readers import read_certification_log, read_fields
@@ -50,7 +50,8 @@ def verify(spec: VerifySpec) -> Verification:
     table, manifest = read_certification_log(spec.log), read_manifest_file(spec.log)
     if (fault := log_fault(manifest)) and manifest["settings"].get("method", "exact") in METHODS:
         raise UserError(f"{spec.log} is left in doubt: its manifest {fault}")
-    settings = settings_and_logits(manifest)
+    digests = ({LOGITS: run[LOGITS]} for run in manifest["runs"] if LOGITS in run)
+    settings = {**next(digests, {}), **manifest["settings"]}
     settings.pop("shard", None)
     evaluation, _, content = prepare_certification(_certification(spec, manifest))
     for look in (lambda: evaluation, evaluation.probed):  # no pass is made for other settings

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from smoothadv.cli.options.shared import say_what_is_certified, use_threads
-from smoothadv.cli.runner import Options, Parser, given_settings, run, with_subcommands
+from smoothadv.cli.runner import Options, Parser, given_settings, run
 from smoothadv.integer.spec import ExportSpec, QuantizeSpec
 
 _EXAMPLES = """examples:
@@ -80,7 +80,10 @@ def _export(parser: Parser, options: Options, command: Sequence[str]) -> None:
     )
 
 
-main = with_subcommands(
-    partial(run, "quantize", make_parser, _quantize),
-    export=partial(run, "quantize export", export_parser, _export),
+main = partial(
+    run,
+    "quantize",
+    make_parser,
+    _quantize,
+    subcommands={"export": partial(run, "quantize export", export_parser, _export)},
 )

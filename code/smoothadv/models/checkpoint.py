@@ -13,7 +13,7 @@ import io
 import os
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -396,17 +396,15 @@ def keys_as_in(expected: Weights, state_dict: Weights) -> Weights:
     """
     renamed = network_keys(state_dict)
     counts = {key: one for key, one in expected.items() if key.endswith("num_batches_tracked")}
-    begin = _common_start(expected)
-    for weights in (state_dict, renamed):
-        start = _common_start(weights)
+    begin, *starts = (
+        re.sub(r"[^.]*$", "", os.path.commonprefix([*names]))
+        for names in (expected, state_dict, renamed)
+    )
+    for weights, start in zip((state_dict, renamed), starts):
         form = {begin + key.removeprefix(start): value for key, value in weights.items()}
         if {**counts, **form}.keys() == expected.keys() and len(form) == len(state_dict):
             return {**counts, **form}
     return renamed if len(renamed) == len(state_dict) else state_dict
-
-
-def _common_start(names: Iterable[str]) -> str:
-    return re.sub(r"[^.]*$", "", os.path.commonprefix([*names]))
 
 
 def check_recorded_images(

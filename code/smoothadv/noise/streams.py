@@ -18,7 +18,7 @@ import torch
 
 from smoothadv.base.devices import to_device
 from smoothadv.base.errors import first_line, warn
-from smoothadv.base.files import digest_bytes
+from smoothadv.base.files import digest
 from smoothadv.noise.philox import Words, philox
 
 _MOST = 2**32
@@ -87,7 +87,7 @@ class NoiseKey:
             float(self.sigma).hex(),
             str(self.seed),
         )
-        return digest_bytes(["\n".join(named)])
+        return bytes.fromhex(digest(["\n".join(named)]))
 
     @property
     def words(self) -> tuple[int, int, int, int]:

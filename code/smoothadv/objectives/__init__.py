@@ -133,6 +133,7 @@ class Objective(Checked, ABC):
     noise_sd: float
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, values in self.BY_NOISE.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, nearest(values, self.noise_sd))

@@ -67,6 +67,7 @@ class DataPolicy(Checked):
     resample_draws: int = setting(16, parse=positive_int)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.weights(np.zeros(1, int)).min() <= 0:
             raise ValueError(f"{self} has too few resample_draws: 16 are usual")
 

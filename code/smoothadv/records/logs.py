@@ -257,14 +257,6 @@ def _are_other_logits(before: dict[str, Any], now: dict[str, Any]) -> bool:
     return None not in digests and digests[0] != digests[1]
 
 
-def settings_and_logits(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The settings in a manifest; with the digest of the first run that has one where the settings
-    have none.
-    """
-    digests = ({LOGITS: run[LOGITS]} for run in manifest["runs"] if LOGITS in run)
-    return {**next(digests, {}), **manifest["settings"]}
-
-
 def flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested dicts as one, with keys like ``objective.attack.epsilon``."""
     entries: dict[str, Any] = {}

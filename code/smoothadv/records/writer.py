@@ -55,45 +55,40 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class WrittenLog:
-    """A log, its rows as lines by example, and the batches that made it.
+    """A log, its rows as lines by example, and the batches that made it, as far as known.
 
     ``is_whole`` is False where this process has written only a share of the log. The ``path`` of a
     log that is kept in memory is empty.
     """
 
     path: Path
-    is_whole: bool
-    batch: int
-    attack_batch: int | None
     columns: Sequence[str]
     rows: Mapping[int, str]
+    is_whole: bool = True
+    batch: int | None = None
+    attack_batch: int | None = None
 
     @property
     def table(self) -> DataFrame:
-        """The rows, see ``table_of``."""
-        return table_of(self.path, self.columns, self.rows)
+        """The rows, sorted by idx, with a column int64 or float64 for each column of numbers, as
+        ``readers`` return those of any file; UserError where there are none, or a field was
+        changed.
+        """
+        import pandas as pd
 
-
-def table_of(path: Path, columns: Sequence[str], rows: Mapping[int, str]) -> DataFrame:
-    """The rows that this package wrote, sorted by idx, with a column int64 or float64 for each
-    column of numbers, as ``readers`` return those of any file; UserError where there are none, or a
-    field was changed.
-    """
-    import pandas as pd
-
-    if not rows:
-        raise UserError(f"{path.name or 'the log'} has no rows: there are no images")
-    fields = zip(*(line.split("\t") for _, line in sorted(rows.items())))
-    kept = {name: texts for name, texts in zip(columns, fields) if name not in _UNREAD}
-    kept["correct"] = kept.pop("correct")
-    try:
-        frame = pd.DataFrame(kept).astype(
-            {name: "float64" if name in REAL_COLUMNS else "int64" for name in kept}
-        )
-    except (ValueError, OverflowError) as error:
-        raise UserError(f"{path} has a field that is no number: {error}") from error
-    frame.attrs["notes"] = []
-    return frame
+        if not self.rows:
+            raise UserError(f"{self.path.name or 'the log'} has no rows: there are no images")
+        fields = zip(*(line.split("\t") for _, line in sorted(self.rows.items())))
+        kept = {name: texts for name, texts in zip(self.columns, fields) if name not in _UNREAD}
+        kept["correct"] = kept.pop("correct")
+        try:
+            frame = pd.DataFrame(kept).astype(
+                {name: "float64" if name in REAL_COLUMNS else "int64" for name in kept}
+            )
+        except (ValueError, OverflowError) as error:
+            raise UserError(f"{self.path} has a field that is no number: {error}") from error
+        frame.attrs["notes"] = []
+        return frame
 
 
 def read_rows(content: bytes) -> tuple[str, dict[int, str]]:
@@ -233,7 +228,7 @@ class LogWriter(MemoryLog):
                 self._file.truncate(0)
                 self._record_run()
             if not path.stat().st_size:
-                self._write("\t".join(columns))
+                append_whole(self._file, ("\t".join(columns) + "\n").encode(), path)
         except BaseException:
             self.close()
             raise
@@ -252,7 +247,7 @@ class LogWriter(MemoryLog):
             record = np.array((int(row["idx"]), *images), _record_type(images[0].shape))
             append_whole(self._images, record.tobytes(), spool_path(self.path))
         super().append(row)
-        self._write(self.rows[int(row["idx"])])
+        append_whole(self._file, f"{self.rows[int(row['idx'])]}\n".encode(), self.path)
 
     def amend(self, run: dict[str, Any]) -> None:
         """Record in the manifest that ``run`` has changed for this process, from the next row
@@ -297,9 +292,6 @@ class LogWriter(MemoryLog):
             self._manifest["runs"].append({"first_row": len(self.rows), **self._unrecorded_run})
             self._unrecorded_run = None
             write_json(manifest_path(self.path), self._manifest)
-
-    def _write(self, line: str) -> None:
-        append_whole(self._file, f"{line}\n".encode(), self.path)
 
 
 def forget_images(log: Path) -> None:
@@ -370,7 +362,7 @@ def finish_images(log: Path, shape: Sequence[int]) -> None:
             raise UserError(f"{archive}, the images of {log}, is missing; --overwrite starts anew")
         return
     header, rows = read_rows(log.read_bytes())
-    table = table_of(log, header.split("\t"), rows)
+    table = WrittenLog(log, header.split("\t"), rows).table
     order = table.idx.tolist()
     if (records := _spooled_records(log, shape))["idx"].tolist() != order:
         write_images(log, saved_images(log, shape, order))

@@ -50,6 +50,7 @@ class OnGrid(Procedure):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         radii = PAPER_RADII if self.radii is None else self.radii
         if self.smoothing.alpha < SMALLEST_ALPHA:
             name = type(self).__name__.lower()

@@ -43,6 +43,7 @@ class TopK(TwoSided):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _rival_columns(self.top_k)  # raises on an impossible k
         check_share(self.alpha_share, self.smoothing.alpha, self.top_k)
 

@@ -60,6 +60,7 @@ class TwoSided(FixedSample):
     alpha_share: float = setting(**SHARE)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_share(self.alpha_share, self.smoothing.alpha)
 
     @classmethod

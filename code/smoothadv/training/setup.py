@@ -15,7 +15,7 @@ from smoothadv.architectures import made_architecture
 from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.architectures.integers import of_integers
 from smoothadv.base.devices import device_name, device_of_run, uses_tf32
-from smoothadv.base.distributed import Processes, join_processes
+from smoothadv.base.distributed import Processes, is_launched
 from smoothadv.base.errors import UsageError, UserError, counted, warn
 from smoothadv.base.provenance import provenance
 from smoothadv.base.settings import describe
@@ -64,7 +64,7 @@ def train(spec: TrainSpec, report: Callable[[str], None] = print) -> Trained:
     or the weights stop being finite; KeyboardInterrupt or Terminated, after saving, on Ctrl-C or
     SIGTERM.
     """
-    processes = join_processes()
+    processes = Processes(is_launched())
     before = recorded_runs(spec.outdir)[-1:] if spec.existing == "resume" else []
     device = device_of_run(spec, dict(*before), processes, says=False)
     spec.execution.check(device)

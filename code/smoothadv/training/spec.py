@@ -171,6 +171,7 @@ class ScheduleSpec(Checked):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         has_steps = self.learning_rate_step is not None or self.learning_rate_factor is not None
         is_adam, decay = self.optimizer == "adamw", self.layer_decay
         shape, curve = self.learning_rate_shape, (self.learning_rate_rise, self.learning_rate_end)

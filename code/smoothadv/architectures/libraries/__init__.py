@@ -16,7 +16,7 @@ from torch import nn
 
 from smoothadv.architectures.input_layers import Normalize
 from smoothadv.base.errors import UserError, first_line
-from smoothadv.base.files import digest_bytes
+from smoothadv.base.files import digest
 from smoothadv.base.registry import Registry, did_you_mean, discover
 from smoothadv.datasets import DatasetDescription
 from smoothadv.datasets.preparation import Preparation
@@ -89,8 +89,8 @@ def library_network(
         raise UserError(
             f"the weights of {name} cannot be had ({first_line(error)}): {advice} random ones"
         ) from error
-    digest = torch.tensor(list(digest_bytes([found.version])), dtype=torch.uint8)
-    found.module.register_buffer("version_sha256", digest, persistent=False)
+    version = torch.tensor(list(bytes.fromhex(digest([found.version]))), dtype=torch.uint8)
+    found.module.register_buffer("version_sha256", version, persistent=False)
     return found
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork
 from smoothadv.base.errors import UserError, first_line
-from smoothadv.base.files import digest_bytes
+from smoothadv.base.files import digest
 from smoothadv.datasets import DatasetDescription
 
 
@@ -42,7 +42,7 @@ class OnnxNetwork(nn.Module):
             raise UserError(
                 f"onnx:{file}: its weights cannot be read: {first_line(error)}"
             ) from error
-        sha256 = torch.tensor(list(digest_bytes(parts)), dtype=torch.uint8)
+        sha256 = torch.tensor(list(bytes.fromhex(digest(parts))), dtype=torch.uint8)
         self.register_buffer("sha256", sha256)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
