@@ -22,8 +22,8 @@ from comparing import Job, cell, row
 from matplotlib.figure import Figure
 from torch.nn import functional as F
 
-from smoothadv.architectures.diffusion import load_diffusion
 from smoothadv.datasets import describe_dataset, get_dataset
+from smoothadv.diffusion.one_step import load_diffusion
 from smoothadv.models.load import load_denoiser
 from smoothadv.records.readers import read_certification_log
 

@@ -13,9 +13,9 @@ import torch
 from torch.nn import functional as F
 from tqdm import trange
 
-from smoothadv.architectures.openai_unet import OpenAIUNet, Shape
 from smoothadv.base.files import write_atomically
 from smoothadv.datasets import get_dataset
+from smoothadv.diffusion.openai_unet import OpenAIUNet, Shape
 
 SHAPE = Shape(
     channels=1,

@@ -242,7 +242,7 @@ def test_forbidden_import_is_noticed(module, line):
 
 def test_no_other_part_names_an_annex():
     """Not in a text either, by which it could be imported."""
-    assert {"cards", "integer", "sweep"} == ANNEXES
+    assert {"cards", "diffusion", "integer", "sweep"} == ANNEXES
     core = {name: source for name, source in SOURCES.items() if part(name) not in ANNEXES}
     pattern = rf"smoothadv[./]({'|'.join(ANNEXES)})\b"
     assert {name for name, source in core.items() if re.search(pattern, source)} == set()

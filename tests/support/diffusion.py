@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from smoothadv.architectures.openai_unet import OpenAIUNet, Shape
+from smoothadv.diffusion.openai_unet import OpenAIUNet, Shape
 
 SHAPE = Shape(1, 2, 32, (32, 32), 1, (False, True), True, False)
 

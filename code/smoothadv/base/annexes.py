@@ -43,9 +43,21 @@ LISTS: Registry[Addition] = Registry("list")
 """Functions that return names, which the command ``list`` prints below this one."""
 INTEGERS: Registry[Addition] = Registry("function of networks of integers")
 """What ``architectures.integers`` says of them."""
+DIFFUSION: Registry[Addition] = Registry("kind of diffusion model")
+"""By the word before the colon in the name of a denoiser: functions from that name, the shape of
+images, sigma and a timestep, to the denoiser and what a log records of it.
+"""
 
 
 def load() -> None:
     """Have all annexes register what they add."""
     for path in sorted(Path(__file__).parents[1].glob("*/plugin.py")):
         importlib.import_module(f"smoothadv.{path.parent.name}.plugin")
+
+
+def diffusion_model(name: str | None) -> Addition | None:
+    """What loads the diffusion model that a denoiser's name is, like openai:FILE; None if it is
+    none.
+    """
+    load()
+    return DIFFUSION.get(str(name).partition(":")[0])

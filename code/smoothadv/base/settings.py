@@ -49,7 +49,6 @@ from smoothadv.base.errors import UserError
 
 INPUT_LAYER_NAMES = ("normalize", "center", "half", "none")
 FILTERS = ("bicubic", "bilinear")
-DIFFUSION_MODELS = OPENAI, DIFFUSERS = ("openai:", "diffusers:")
 RELEASED, NEAREST = "released", "nearest"
 """Of ``architectures.INPUT_LAYERS``: a help text must not wait for torch, which defines them."""
 EXISTING = ("resume", "overwrite", "refuse")

@@ -13,15 +13,14 @@ from torch import nn
 
 from smoothadv.architectures import get_architecture
 from smoothadv.architectures.denoisers import DENOISERS, Denoised, LocallySmoothed, resized
-from smoothadv.architectures.diffusion import load_diffusion
 from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.architectures.input_layers import build_input_layer
 from smoothadv.architectures.integers import NetworkOfIntegers, is_of_integers, of_integers
 from smoothadv.architectures.libraries import LibraryNetwork, library_network
 from smoothadv.architectures.logits import logits_of, probe
 from smoothadv.attacks.estimators import frozen
+from smoothadv.base.annexes import diffusion_model
 from smoothadv.base.errors import UserError, first_line
-from smoothadv.base.settings import DIFFUSION_MODELS
 from smoothadv.datasets import (
     IMAGENET_TRAINING,
     DatasetDescription,
@@ -325,8 +324,8 @@ def denoiser_before(
     eval mode; what a log records of it; and warnings. UserError where it does not fit the images.
     """
     name, content = str(spec.denoiser), dict[str, Any]()
-    if name.startswith(DIFFUSION_MODELS):
-        network, facts = load_diffusion(name, images.image_shape, sigma, str(spec.timestep))
+    if (diffusion := diffusion_model(name)) is not None:
+        network, facts = diffusion(name, images.image_shape, sigma, spec.timestep)
     else:
         network, content = load_denoiser(name, images)
         facts = {"sha256": checkpoint_digest(name), "arch": content["arch"]}

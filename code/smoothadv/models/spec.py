@@ -4,9 +4,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+from smoothadv.base.annexes import diffusion_model
 from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import (
-    DIFFUSION_MODELS,
     FILTERS,
     INPUT_LAYER_NAMES,
     NEAREST,
@@ -91,7 +91,7 @@ class DenoisedSpec(RunSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if str(self.denoiser).startswith(DIFFUSION_MODELS):
+        if diffusion_model(self.denoiser) is not None:
             self._set(timestep=self.timestep or RELEASED)
         elif self.timestep is not None:
             raise UsageError(

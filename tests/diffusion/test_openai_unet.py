@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from smoothadv.architectures.openai_unet import (
+from smoothadv.base.errors import UserError
+from smoothadv.diffusion.openai_unet import (
     GUIDED,
     IMPROVED,
     WITHOUT_SCALE,
@@ -19,7 +20,6 @@ from smoothadv.architectures.openai_unet import (
     shape_of,
     unet_of,
 )
-from smoothadv.base.errors import UserError
 
 CIFAR10 = Shape(3, 6, 128, (128, 256, 256, 256), 3, (False, True, True, False), True, False)
 IMAGENET = Shape(

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from smoothadv.architectures.openai_unet import unet_of
 from smoothadv.base.errors import UserError, first_line, optional_module, warn
 from smoothadv.base.files import digest, file_digest
-from smoothadv.base.settings import DIFFUSERS, NEAREST, OPENAI, RELEASED
+from smoothadv.base.settings import NEAREST, RELEASED
+from smoothadv.diffusion.openai_unet import unet_of
 
 _KINDS = ("epsilon", "v_prediction", "sample")
 _NEAR = 0.05
@@ -104,7 +104,7 @@ def load_diffusion(
     where the model cannot be had, does not fit the images or has no such step.
     """
     try:
-        read = _of_openai if name.startswith(OPENAI) else _of_diffusers
+        read = _of_openai if name.startswith("openai:") else _of_diffusers
         model, (takes, returns), facts = read(Path(name.partition(":")[2]).expanduser())
         if takes != image_shape[0] or returns not in (takes, 2 * takes):
             raise UserError(
@@ -138,7 +138,7 @@ def _of_openai(path: Path) -> _Read:
         raise UserError("the file is no state dict of tensors, as OpenAI's are")
     unet = unet_of(weights)
     channels = unet.shape.channels, unet.shape.out_channels
-    facts = {"sha256": file_digest(path), "arch": f"{OPENAI}UNet"}
+    facts = {"sha256": file_digest(path), "arch": "openai:UNet"}
     return DiffusionModel(unet, unet.family.alpha_bars), channels, facts
 
 
@@ -177,7 +177,7 @@ def _of_diffusers(folder: Path) -> _Read:
         raise UserError(f"it predicts {kind!r}: give a model that predicts {', '.join(_KINDS)}")
     facts = {
         "sha256": _digest(part, scheduler),
-        "arch": f"{DIFFUSERS}UNet2DModel",
+        "arch": "diffusers:UNet2DModel",
         "library": diffusers.__version__,
     }
     channels = config.in_channels, config.out_channels

@@ -9,9 +9,9 @@ import torch
 from scipy.stats import norm
 
 import smoothadv
-from smoothadv.architectures.diffusion import load_diffusion
-from smoothadv.architectures.openai_unet import Family, OpenAIUNet, Shape
 from smoothadv.base.errors import DoubtfulWarning
+from smoothadv.diffusion.one_step import load_diffusion
+from smoothadv.diffusion.openai_unet import Family, OpenAIUNet, Shape
 from smoothadv.evaluation.setup import prepare
 from smoothadv.evaluation.specs import CertifySpec
 from smoothadv.models.load import load, load_classifier

@@ -1,0 +1,1 @@
+"""Diffusion models before a classifier (Carlini et al., 2023)."""
