@@ -179,7 +179,7 @@ def test_copied_entry_is_noticed(three, capsys):
         (["nowhere"], 1, "nowhere is no card"),
         (["."], 1, ". is no card, and no folder"),
         (["log.tsv"], 1, "log.tsv is no card of version 1"),
-        (["a.json", "--radii", "0.333"], 2, "'0.333' is no multiple of 0.01"),
+        (["a.json", "--radii", "0.333"], 2, "'0.333' is not a multiple of 0.01 from 0 to 100"),
         (["a.json", "-o", "board.tex"], 2, "does not end in one of .html, .md, .csv, .json"),
     ],
 )

@@ -39,6 +39,7 @@ from smoothadv.analysis.table_formats import (
     display_cells,
     plain,
     titles,
+    without_equal,
 )
 from smoothadv.analysis.tables import ParametersTable, Probabilities, Summary
 from smoothadv.base.errors import UserError
@@ -380,29 +381,23 @@ def part(caption: str, made: Any) -> Part:
     """
     if not isinstance(made, Table):
         return {"kind": "figure", "caption": caption, "figure": made}
-    table = made.for_people or made
     markup = Markup(
         bold=lambda text: f"<b>{text}</b>",
         raise_=lambda text: f"<sup>({text})</sup>",
         # A long path may be broken after each folder.
         escape=lambda text: unbroken(html.escape(text)).replace("/", "/<wbr>"),
     )
+    common, table = without_equal(made.for_people or made, markup)
     shown, columns = display_cells(table, 1, markup), table.columns
     # The log comes first: there it stays in sight.
     order = sorted(range(len(columns)), key=lambda place: columns[place].key != "log")
-    equal = [
-        place
-        for place in order
-        if columns[place].kind in ("text", "count")
-        and len({row[place] for row in shown}) == 1 < len(shown)
-    ]
     # Labels like "Ours: PGD" have the group.
     said = [
         place
         for place in order
         if shown and all(row[order[0]].startswith(f"{row[place]}: ") for row in shown)
     ]
-    kept = [place for place in order if place not in equal + said]
+    kept = [place for place in order if place not in said]
     rows = [
         [
             (texts[k], plain(values[k]), columns[k].kind, getattr(values[k], "full", None))
@@ -412,7 +407,6 @@ def part(caption: str, made: Any) -> Part:
     ]
     names = titles(table)
     headings = [{"title": names[place], "kind": columns[place].kind} for place in kept]
-    common = "; ".join(f"{markup.escape(names[place])} {shown[0][place]}" for place in equal)
     return {
         "kind": "table",
         "caption": caption,

@@ -103,6 +103,11 @@ class Table:
 
         return pd.DataFrame(self.plain_rows(), columns=self.keys, dtype=dtype)
 
+    def select(self, places: Sequence[int]) -> Table:
+        """The columns at these places."""
+        rows = [[row[place] for place in places] for row in self.rows]
+        return Table([self.columns[place] for place in places], rows)
+
 
 def plain(cell: Cell) -> CellValue:
     """The number that is annotated, the name of a label, or the value itself."""
@@ -192,16 +197,36 @@ def titles(table: Table) -> list[str]:
     ]
 
 
+def without_equal(table: Table, markup: Markup, kept: str = "") -> tuple[str, Table]:
+    """What all of several rows have in common in columns of texts and counts, like "n 100,000;
+    sigma 0.5", and the table without these columns; the column ``kept`` stays.
+    """
+    places = range(len(table.columns))
+    equal = [
+        place
+        for place in places
+        if table.columns[place].kind in ("text", "count")
+        and table.columns[place].key != kept
+        and len({row[place] for row in table.rows}) == 1 < len(table.rows)
+    ]
+    common = table.select(equal)
+    cells = zip(titles(common), *display_cells(common, 1, markup)[:1])
+    said = "; ".join(f"{markup.escape(title)} {cell}" for title, cell in cells)
+    return said, table.select([place for place in places if place not in equal])
+
+
+MARKDOWN = Markup(
+    lambda text: f"**{text}**", lambda text: f"({text}) ", lambda text: text.replace("|", "\\|")
+)
+
+
 @FORMATS.register("markdown")
 def markdown(table: Table, decimals: int = 1) -> str:
     """A pipe table, with columns of equal width so that its source is legible too."""
     table = table.for_people or table
-    markup = Markup(
-        lambda text: f"**{text}**", lambda text: f"({text}) ", lambda text: text.replace("|", "\\|")
-    )
     cells = [
-        [markup.escape(title) for title in titles(table)],
-        *display_cells(table, decimals, markup),
+        [MARKDOWN.escape(title) for title in titles(table)],
+        *display_cells(table, decimals, MARKDOWN),
     ]
     widths = [max(len(row[index]) for row in cells) for index in range(len(table.columns))]
     align = [str.ljust if column.kind == "text" else str.rjust for column in table.columns]

@@ -306,11 +306,7 @@ def _members(hint: Any) -> list[Any]:
     return [None if one is type(None) else one for one in types]
 
 
-@functools.cache
-def settings_of(spec: type) -> tuple[Setting, ...]:
-    """The settings that a dataclass declares, in order of declaration, each completed by the name
-    and the type of its field.
-    """
+def _settings_of(spec: type) -> tuple[Setting, ...]:
     hints, settings = get_type_hints(spec), list[Setting]()
     for field in dataclasses.fields(spec):
         if (how := field.metadata.get("setting")) is None:
@@ -336,6 +332,12 @@ def settings_of(spec: type) -> tuple[Setting, ...]:
             )
         )
     return tuple(settings)
+
+
+settings_of: Callable[[type], tuple[Setting, ...]] = functools.cache(_settings_of)
+"""The settings that a dataclass declares, in order of declaration, each completed by the name and
+the type of its field.
+"""
 
 
 def options_of(spec: type) -> list[Setting]:

@@ -9,31 +9,35 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from smoothadv.analysis.compare import mcnemar_p_value
+from smoothadv.analysis.functions import paths
 from smoothadv.analysis.logs import group_by
 from smoothadv.analysis.report import Section, page, part
 from smoothadv.analysis.table_formats import (
     FORMATS,
+    MARKDOWN,
     Annotated,
     Cell,
     Column,
     Table,
     columns_of,
+    without_equal,
 )
 from smoothadv.base.errors import UserError, counted, warn
 from smoothadv.base.files import PAGE, refuse_to_replace, write_text
 from smoothadv.base.settings import (
     Checked,
     SettingError,
-    number,
     output_file,
     positive_int,
     setting,
+    takes,
 )
-from smoothadv.cards.card import AVERAGE, LEVEL, PER_UNIT, Card, read_card, shares
+from smoothadv.cards.card import AVERAGE, LEVEL, PER_UNIT, Card, kept_radius, read_card, shares
 from smoothadv.records.logs import is_manifest
 
 _HOW_TO_READ = (
@@ -46,14 +50,6 @@ _HOW_TO_READ = (
 _LEAST_P = 1e-12
 FORMS = {".html": "html", ".md": "markdown", ".csv": "csv", ".json": "json"}
 """The forms of a board by the ending of its file."""
-
-
-def _radius(text: str) -> float:
-    """A radius at which hundredths tell which images are certified."""
-    value = number(float, "a radius from 0 to 100", lambda v: 0 <= v <= 100)(text)
-    if abs(PER_UNIT * value - round(PER_UNIT * value)) > 1e-9:
-        raise SettingError(f"'{text}' is no multiple of {1 / PER_UNIT:g}, as cards keep radii")
-    return value
 
 
 def _file(text: str) -> Path:
@@ -77,7 +73,7 @@ class BoardSpec(Checked):
     )
     radii: tuple[float, ...] | None = setting(
         None,
-        parse=_radius,
+        parse=kept_radius,
         help="radii of the columns (default: those of the cards at which anything is certified)",
     )
     top: int | None = setting(
@@ -138,10 +134,13 @@ class BoardSpec(Checked):
             return write(self.table())
         texts = list[str]()
         for name, cards in ranked.items():
-            common, table = _without_equal(_for_people(cards, self._radii(cards)))
+            common, table = without_equal(
+                _for_people(cards, self._radii(cards)), MARKDOWN, kept="entry"
+            )
+            said = f"In all rows: {common}.\n\n" if common else ""
             tests = [_neighbours(cards, self._radii(cards))] if len(cards) > 1 else []
             shown = "\n".join(write(one) for one in (table, *tests))
-            texts.append(f"### {name}\n\n{common}{shown}")
+            texts.append(f"### {name}\n\n{said}{shown}")
         return "\n".join(texts)
 
     def write(self) -> Iterator[str]:
@@ -159,6 +158,21 @@ class BoardSpec(Checked):
             return [*self.radii]
         known = {float(one) for card in cards for one in card.values["certified_accuracy"]}
         return [r for r in sorted(known) if any(card.certifies(r).any() for card in cards)]
+
+
+@takes(BoardSpec)
+def board(*cards: Any, **keywords: Any) -> Any:
+    """Rankings of cards with the same dataset, images, alpha and kind of certificate.
+
+    ``cards`` are files of cards, folders of them or globs, as strings or paths.
+
+    Returns a DataFrame with a row per card. UserError where there are no cards.
+    """
+    try:
+        files = paths(cards)
+    except UserError:
+        raise UserError("cards: give files, as analyze card -o FILE writes them") from None
+    return BoardSpec(cards=files, **keywords).table().frame()
 
 
 def _read(places: Sequence[str]) -> list[Card]:
@@ -287,22 +301,6 @@ def _for_people(cards: Sequence[Card], radii: Sequence[float]) -> Table:
         for rank, card in enumerate(cards, start=1)
     ]
     return Table([_ENTRY[0], Column("rank", "rank", "count"), *_ENTRY[1:], *columns], rows)
-
-
-def _without_equal(table: Table) -> tuple[str, Table]:
-    """A line on what the entries have in common, and the table without it."""
-    places = range(len(table.columns))
-    values = [{row[k] or "–" for row in table.rows} for k in places]
-    equal = [k for k in places if table.columns[k] in _ENTRY[1:] and len(values[k]) == 1]
-    if not equal or len(table.rows) == 1:
-        return "", table
-    kept = [k for k in places if k not in equal]
-    found = ((table.columns[k].title, values[k].pop()) for k in equal)
-    said = "; ".join(
-        f"{title} {one:,}" if type(one) is int else f"{title} {one}" for title, one in found
-    )
-    rows = [[row[k] for k in kept] for row in table.rows]
-    return f"In all rows: {said}.\n\n", Table([table.columns[k] for k in kept], rows)
 
 
 def _neighbours(cards: Sequence[Card], radii: Sequence[float]) -> Table:

@@ -44,6 +44,7 @@ import numpy as np
 from scipy import special
 
 from smoothadv.analysis.facts import FIELDS, Value, facts_of
+from smoothadv.analysis.functions import paths
 from smoothadv.analysis.logs import Log, condition
 from smoothadv.analysis.reading import read_logs, rounding_notes
 from smoothadv.base.errors import UserError, counted, escape
@@ -61,6 +62,7 @@ from smoothadv.base.settings import (
     refuse_any,
     setting,
     share_of_one,
+    takes,
 )
 from smoothadv.records.logs import (
     MODEL,
@@ -80,6 +82,12 @@ VERSION = 1
 AVERAGE = "values.average_certified_radius"
 PER_UNIT = 100
 """Radii of images are kept in hundredths."""
+kept_radius = number(
+    float,
+    f"a multiple of {1 / PER_UNIT:g} from 0 to 100, as cards keep radii",
+    lambda v: 0 <= v <= 100 and abs(PER_UNIT * v - round(PER_UNIT * v)) <= 1e-9,
+)
+"""Parses a radius at which hundredths tell which images are certified."""
 LEVEL = 0.95
 RECOMPUTED, NO_MANIFEST, NO_COUNTS = (
     *("all rows recomputed", "no manifest beside the log", "no counts in the log"),
@@ -241,6 +249,18 @@ class CardSpec(Checked):
             yield f"wrote {path}"
 
 
+@takes(CardSpec)
+def card(*logs: Any, **keywords: Any) -> list[dict[str, Any]]:
+    """A card per certification log for the board: facts, values with intervals, and what was
+    verified.
+
+    ``logs`` are files, folders (searched throughout) or globs, as strings or paths.
+
+    Returns the cards, as ``json.dump`` takes them. UserError where a row of a log does not hold.
+    """
+    return [content for _, content in CardSpec(logs=paths(logs), **keywords).made()]
+
+
 @dataclass(frozen=True)
 class Card:
     """A card that was read, and per image 0 or 1 + its radius in hundredths: int64 [count]."""
@@ -321,7 +341,7 @@ def _faults(card: Card) -> dict[str, bool]:
     faults = {
         f"its accuracy at {radius}{'' if float(radius) else ', clean accuracy,'} is "
         f"{stated.get(radius)}, its radii give {found}": stated.get(radius) != found
-        for radius, found in shares(card.hundredths, map(float, stated)).items()
+        for radius, found in shares(card.hundredths, map(kept_radius, stated)).items()
     }
     return {
         **faults,
@@ -398,10 +418,7 @@ def shares(hundredths: np.ndarray, radii: Iterable[float]) -> dict[str, list[flo
     """
     found = {}
     for radius in radii:
-        multiple = PER_UNIT * radius
-        if not 0 <= radius <= 100 or abs(multiple - round(multiple)) > 1e-9:
-            raise ValueError(f"{radius:g} is no multiple of {1 / PER_UNIT:g} from 0 to 100")
-        right = int((hundredths > round(multiple)).sum())
+        right = int((hundredths > round(PER_UNIT * radius)).sum())
         found[f"{radius:g}"] = _rounded(
             right / len(hundredths), *binomial_interval(right, len(hundredths), LEVEL)
         )

@@ -9,5 +9,5 @@ COMMANDS.register("push")(
 )
 ANALYSES.register("card")(Addition("smoothadv.cards.card:CardSpec"))
 ANALYSES.register("board")(Addition("smoothadv.cards.board:BoardSpec"))
-FUNCTIONS.register("card")(Addition("smoothadv.cards.functions:card"))
-FUNCTIONS.register("board")(Addition("smoothadv.cards.functions:board"))
+FUNCTIONS.register("card")(Addition("smoothadv.cards.card:card"))
+FUNCTIONS.register("board")(Addition("smoothadv.cards.board:board"))
