@@ -14,15 +14,16 @@ train clean --noise 0 --epochs 30 --lr-schedule one-cycle
 run train_pgd digits digits_resnet8 "$out/smoothadv" --noise 0.25 --attack PGD --epsilon 0.5 \
     --num-steps 2 --num-noise-vec 2 --epochs 40 --lr-schedule one-cycle --evaluate-every 10
 behind() {
-    train "$1" --noise 0.5 --denoiser "openai:$unet" --epochs 10 --lr 0.01 \
+    train "$1" --noise 0.5 --denoiser "openai:$unet" --epochs 20 --lr 0.02 \
         --pretrained-model "$out/clean/checkpoint.pth.tar" "${@:2}"
 }
 behind tuned --lr-schedule one-cycle
-behind ft-cadis --objective ft-cadis --clip-gradients 0.3 --lr-schedule cosine --lr-rise 1
+behind ft-cadis --objective ft-cadis --noise-epsilon 0.25 --clip-gradients 0.3 \
+    --lr-schedule cosine --lr-rise 2
 
-# NAME MODEL OPTIONS: of every second test image, at sigma .5
+# NAME MODEL OPTIONS: of all test images, at sigma .5
 certify() {
-    run certify digits "$out/$2/checkpoint.pth.tar" 0.5 "$out/$1.tsv" --N 400 --skip 2 "${@:3}"
+    run certify digits "$out/$2/checkpoint.pth.tar" 0.5 "$out/$1.tsv" --N 400 "${@:3}"
 }
 certify clean clean
 certify smoothadv smoothadv

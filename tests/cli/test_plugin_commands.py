@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from smoothadv.attacks.estimators import ESTIMATORS
 from smoothadv.checkpoints import read_checkpoint
 from smoothadv.cli.attack import make_parser
 from smoothadv.cli.runner import command_line_of
@@ -255,3 +256,24 @@ def test_fault_of_a_plugin_at_work_is_one_line(workplace, capsys, arch, options,
     words = [command, "digits", arch, "run", "--noise", 0.25, "--epochs", 1, "--device", "cpu"]
     outcome = call(capsys, *words, *options, "--plugin", "faulty.py")
     assert refused(outcome, f"error: plug-in faulty.py, {message}"), outcome
+
+
+def test_gradients_and_formats_of_a_plug_in_can_be_named(workplace, checkpoint, capsys):
+    """Although they are no registrations of their own files."""
+    Path("mine.py").write_text(
+        "from smoothadv.analysis.table_formats import FORMATS\n"
+        "from smoothadv.attacks.estimators import ESTIMATORS, expected_loss\n"
+        "ESTIMATORS['mine'] = (lambda sigma: expected_loss, 'mine')\n"
+        "FORMATS.register('count')(lambda table, decimals: f'{len(table.rows)} rows')\n"
+    )
+    mine = ["--plugin", "mine.py"]
+    attack = ["digits", checkpoint, 0.25, "out", "--attack", "PGD", "--epsilon", 0.5, *FAST, *mine]
+    attack += ["--num-steps", 1, "--num-noise-vec", 1, "--N", 10, "--gradient"]
+    outcome = call(capsys, "attack", *attack, "none")
+    assert refused(outcome, "--gradient", "'none'", "base", "mine", code=2)
+    try:
+        assert call(capsys, "attack", *attack, "mine").code == 0
+    finally:
+        ESTIMATORS.pop("mine", None)
+    outcome = call(capsys, "analyze", "summary", "logs/shapes.tsv", "--format", "count", *mine)
+    assert (outcome.code, outcome.out.strip()) == (0, "1 rows")

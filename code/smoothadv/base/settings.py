@@ -22,7 +22,7 @@ options of a command (``cli.runner``), the keywords and the documentation of a P
                 raise UsageError("--echo needs a --volume of at least 1")
 
     add_settings(parser, options_of(ShoutSpec))  # TEXT, --volume (or --loudness) and --echo
-    spec = ShoutSpec(**given_settings(ShoutSpec, parser.parse_args()))
+    spec = ShoutSpec(**given_settings(ShoutSpec, vars(parser.parse_args())))
     identity(spec)  # {"volume": 1.0}
 
     @takes(ShoutSpec)
@@ -37,7 +37,7 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from decimal import Decimal
 from numbers import Real
@@ -48,9 +48,11 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from smoothadv.base.errors import UserError
 
 INPUT_LAYER_NAMES = ("normalize", "center", "half", "none")
+"""Of ``architectures.INPUT_LAYERS``, which imports torch: a help text must not wait for that."""
 FILTERS = ("bicubic", "bilinear")
+"""How images may be resized."""
 RELEASED, NEAREST = "released", "nearest"
-"""Of ``architectures.INPUT_LAYERS``: a help text must not wait for torch, which defines them."""
+"""How the step of a diffusion model may be chosen."""
 EXISTING = ("resume", "overwrite", "refuse")
 """What to do with a log, or a training run, that exists already."""
 PRECISION_NAMES = ("fp32", "bf16", "fp16")
@@ -95,13 +97,12 @@ def number(
     return parse
 
 
-def one_of(names: Iterable[str]) -> Callable[[str], str]:
-    """A parser of texts: one of ``names``."""
-    known = tuple(names)
+def one_of(names: Collection[str]) -> Callable[[str], str]:
+    """A parser of texts: one of ``names``, to which plug-ins may add."""
 
     def parse(text: str) -> str:
-        if text not in known:
-            raise SettingError(f"'{text}' is not known; known: {', '.join(known)}")
+        if text not in names:
+            raise SettingError(f"'{text}' is not known; known: {', '.join(names)}")
         return text
 
     return parse
@@ -206,7 +207,7 @@ class Setting:
     default: Any
     help: str | Callable[[], str]
     parse: Callable[[str], Any] | None
-    choices: Iterable[str] | None
+    choices: Collection[str] | None
     check: Callable[[str], Any] | None
     flags: tuple[str, ...]
     metavar: str | None
@@ -229,7 +230,7 @@ class Setting:
     def description(self) -> str:
         """The help text, with the names to choose from and the unit."""
         text = self.help() if callable(self.help) else self.help
-        if isinstance(self.choices, Mapping):
+        if self.choices is not None and hasattr(self.choices, "require"):
             text = f"{text}, one of {', '.join(self.choices)}"
         return f"{text} ({self.unit})" if self.unit else text
 
@@ -254,7 +255,7 @@ def setting(
     *,
     help: str | Callable[[], str] = "",
     parse: Callable[[str], Any] | None = None,
-    choices: Iterable[str] | None = None,
+    choices: Collection[str] | None = None,
     check: Callable[[str], Any] | None = None,
     flag: str | None = None,
     metavar: str | None = None,

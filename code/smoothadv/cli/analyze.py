@@ -83,7 +83,7 @@ class AnalyzeOptions(LogsSpec):
     )
     format: str | None = setting(
         None,
-        choices=tuple(FORMATS),
+        choices=FORMATS,
         group="output",
         help="format of a table (default: by FILE's ending .md, .txt, .tex, .csv or .json; "
         "on standard output markdown)",

@@ -78,12 +78,12 @@ def _certify(parser: Parser, options: Options, command: Sequence[str]) -> None:
     """Certify, and print one line with the results in the log; where radii lie on a grid, the
     accuracies at the grid's radii.
     """
+    spec = spec_of(options, command)
+    use_threads(spec)
     # Import torch, or SciPy, for which a usage error need not wait.
     from smoothadv.evaluation.certify import certify, rehearse
     from smoothadv.statistics import accuracy
 
-    spec = spec_of(options, command)
-    use_threads(spec)
     if spec.dry_run:
         if text := rehearse(spec):
             print(text)

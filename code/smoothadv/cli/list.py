@@ -9,6 +9,7 @@ from smoothadv.architectures import ARCHITECTURES
 from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.architectures.libraries import LIBRARIES
 from smoothadv.attacks import ATTACKS
+from smoothadv.attacks.estimators import ESTIMATORS
 from smoothadv.base import annexes, plugins
 from smoothadv.cli.options.recipes import recipe_names
 from smoothadv.cli.runner import Options, Parser, run
@@ -27,7 +28,7 @@ _make_parser = partial(
     Parser,
     prog="list",
     epilog=_EXAMPLES,
-    description="List datasets, architectures, objectives, attacks and procedures by name.",
+    description="List all components by kind and name: datasets, architectures, objectives, ...",
 )
 
 
@@ -39,6 +40,7 @@ def _list(parser: Parser, options: Options, command: Sequence[str]) -> None:
         "objectives": OBJECTIVES,
         "recipes": recipe_names(),
         "attacks": ATTACKS,
+        "gradients": ESTIMATORS,
         "procedures": PROCEDURES,
         "trackers": TRACKERS,
         "analyses": ANALYSES,

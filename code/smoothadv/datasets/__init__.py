@@ -54,7 +54,7 @@ class DatasetDescription:
     ``image_shape`` is (C, H, W); ``mean`` and ``std`` are per channel on images in [0, 1], None
     where they cannot be known (an image folder without training images). Augmentation is a random
     crop after zero padding by ``crop_padding`` pixels and, if ``horizontal_flip``, a mirror image
-    with probability 1/2. ``radii`` are the columns of tables of certified accuracy.
+    with probability 1/2. ``radii`` are the grid of procedures whose radii lie on one.
     """
 
     name: str

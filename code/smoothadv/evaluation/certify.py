@@ -86,7 +86,8 @@ def rehearse(spec: CertifySpec) -> str:
     each = f"{voters} times " * (voters > 1) + f"{spec.n0:,} + {spec.n:,}"
     most = "" if spec.procedure_type.fixed_sample and voters == 1 else "at most "
     if not missing:
-        return f"nothing is left to be done: {path} has {counted(len(indices), 'row')}"
+        told = f"nothing is left to be done: {path} has {counted(len(indices), 'row')}"
+        return told * evaluation.processes.is_first
     evaluation = evaluation.probed()
     rate, name = _draws_per_second(evaluation, missing[0]), evaluation.settings["dataset"]
     if not evaluation.processes.is_first:

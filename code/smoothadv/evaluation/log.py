@@ -103,9 +103,11 @@ def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
 def begun(
     evaluation: Evaluation, content: LogContent
 ) -> tuple[Path | None, dict[str, Any], Sequence[int], set[int]]:
-    """This process's log, or shard, its settings, its examples and those that are done; UserError
-    where it could not be written, also where it was begun as a whole and is now asked for in
-    shards, or the reverse. No pass is made for that.
+    """This process's log, or shard; its settings; its examples, and those that are done. No pass of
+    the model is made.
+
+    UserError where the log could not be written, also where it was begun as a whole and is now
+    asked for in shards, or the reverse.
     """
     settings = {**evaluation.settings, **content.settings}
     settings |= {IMAGES: True} if content.keeps_images else {}

@@ -27,8 +27,8 @@ _FUNCTION = 0.02
 _DIGESTS = ("checkpoint_sha256", "module_sha256")
 
 Loaded: TypeAlias = tuple[EvaluationSpec, ImageDataset, BaseClassifier]
-"""A spec, whose photographs are prepared as the model's library does, the images under the classes
-of the model, and the model.
+"""A spec, which has photographs prepared as the library of its model prepares them; the images,
+labelled by the classes of the model; and the model.
 """
 
 

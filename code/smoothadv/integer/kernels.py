@@ -375,7 +375,7 @@ def kernel_form(network: LayerGraph, device: torch.device) -> KernelNetwork | No
     """The same network by these kernels, for inference; None, with a warning, where they do not
     run.
 
-    ``voting.check_integers`` says whether it computes exactly.
+    ``voting.counter.check_integers`` says whether it computes exactly.
     """
     if device.type != "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
         return None

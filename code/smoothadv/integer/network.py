@@ -250,7 +250,7 @@ def byte_form(network: LayerGraph) -> LayerGraph | None:
     oneDNN's quantized convolutions. ``Convolution.range_of`` proves that no sum, or no part of one,
     reaches 2^24: these are the sums of the definition. Other layers, like the first one, which
     reads up to 11 bits with signs, stay in float32 and are those of ``network``.
-    ``voting.check_integers`` looks whether the form computes exactly.
+    ``voting.counter.check_integers`` looks whether the form computes exactly.
     """
     if not getattr(torch.cpu, "_is_avx2_supported", bool)():
         return None  # the operators may be there, but slow

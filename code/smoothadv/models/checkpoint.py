@@ -389,8 +389,9 @@ def network_keys(state_dict: Weights) -> Weights:
 
 
 def keys_as_in(expected: Weights, state_dict: Weights) -> Weights:
-    """Weights under the keys that are expected, if a network without an input layer has theirs, or
-    objects that hold it; else as ``network_keys`` returns them.
+    """Weights under the ``expected`` keys, if theirs are the same but for what they begin with: the
+    place of the network behind an input layer, or within other objects. Else those of
+    ``network_keys``.
 
     What counts batches, which no evaluation reads, may be missing, as before PyTorch 0.4.1.
     """

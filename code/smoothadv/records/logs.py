@@ -1,4 +1,4 @@
-"""File names, TSV columns and manifests, which no other module defines. No torch."""
+"""Names of files and columns of logs, numbers as logs have them, and how logs differ. No torch."""
 
 import json
 import re

@@ -337,8 +337,9 @@ class FixedSample(Procedure):
             return self.radius_from(dict(zip(columns, counts)), settings)
 
         def is_settled(votes: np.ndarray) -> bool:
-            """Whether the class cannot be certified. Where it can with twice the votes for others,
-            it can with fewer, too: until these are ``reached``, nothing is computed.
+            """Whether the class cannot be certified any more. If it can be certified with twice the
+            votes that others have, it can be with fewer: ``reached`` are such votes, below which
+            nothing is computed.
             """
             nonlocal reached
             if (votes > reached).any():

@@ -107,8 +107,8 @@ class GridProcedure(OnGrid):
         """The largest radius that ``votes`` [K] certify for the candidate at this look; negative if
         they certify none.
 
-        Over the draws, some look certifies a radius at which the candidate is not certain with
-        probability <= alpha.
+        The probability, over the draws, that any look certifies a radius within which the class of
+        the smoothed classifier is not the candidate's must be at most alpha.
         """
 
     @abstractmethod

@@ -102,7 +102,7 @@ class _SweepOptions(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class _StatusOptions(_SweepOptions):
-    format: str = setting("markdown", choices=tuple(FORMATS), help="of the table")
+    format: str = setting("markdown", choices=FORMATS, help="of the table")
 
 
 @dataclass(frozen=True, kw_only=True)

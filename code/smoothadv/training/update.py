@@ -212,7 +212,7 @@ class Update:
         """
         choices = self.seeded(inputs) if choices is None else choices
         kind = type(self.objective)
-        # It may attack where its epsilon, which it does not define, is 0.
+        # An objective that defines no epsilon has one of 0, and may attack all the same.
         always = kind.attacked is not Objective.attacked and kind.epsilon is Objective.epsilon
         if isinstance(inputs.epsilon, torch.Tensor) or inputs.epsilon > 0 or always:
             self.refresh_folded()

@@ -3,6 +3,7 @@ options describe.
 """
 
 import dataclasses
+from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,7 @@ class AttackOptions(Checked):
     )
     gradient: str | None = setting(
         None,
-        choices=tuple(ESTIMATORS),
+        choices=ESTIMATORS,
         help="how gradients are computed (default: plug-in; docs/attacks.md)",
     )
 
@@ -55,7 +56,7 @@ class EvaluationAttackOptions(AttackOptions):
 
     gradient: str | None = setting(
         None,
-        choices=(*ESTIMATORS, _BASE),
+        choices=ChainMap({_BASE: None}, ESTIMATORS),
         help="how gradients are computed (default: plug-in; docs/attacks.md); base: of the base "
         "classifier, without noise",
     )
