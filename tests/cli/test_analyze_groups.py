@@ -28,7 +28,7 @@ USAGE = [
     (["summary", "cohen", "--radii", "-1"], "'-1' is no radius"),
     (["summary", "cohen", "--radii"], "--radii"),
     (["summary", "cohen", "--norm", "l1"], "'l1' is not known; known: l2, linf"),
-    (["summary", "cohen", "--format", "html"], "--format: invalid choice: 'html'"),
+    (["summary", "cohen", "--format", "html"], "--format: unknown format 'html'"),
     (["summary", "cohen", "--decimals", "-1"], "'-1' is not a whole number"),
     (["summary", "cohen", "--where", "sigma"], "'sigma' is not FIELD=VALUE"),
     (["summary", "cohen", "--where", "colour=red"], "'colour=red' is not FIELD=VALUE"),

@@ -154,6 +154,10 @@ def denoised_log() -> None:
 CONFLICTS = {
     "added denoiser": (None, {}, {"denoiser": "diffusers:x"}, ["denoiser than diffusers:x"]),
     "other denoiser": (denoised_log, {}, {"denoiser": "grid.toml"}, ["denoiser than grid.toml"]),
+    "other file of OpenAI": (
+        denoised_log,
+        *({}, {"denoiser": "openai:grid.toml"}, ["denoiser than openai:grid.toml"]),
+    ),
     "no denoiser": (denoised_log, {}, {}, [str(LOG), "another denoiser than none"]),
     "pretrained": (
         lambda: set_field(MODEL / "args.json", "recipe", "pretrained", True),

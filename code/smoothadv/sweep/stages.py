@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from smoothadv.base.annexes import diffusion_model
 from smoothadv.base.errors import UserError, counted
 from smoothadv.base.files import file_digest, read_json, write_text
 from smoothadv.models.name import HUB, Members
@@ -178,7 +179,7 @@ class EvaluationStage:
         """As of a training: the members of an ensemble, and a denoiser that is a file."""
         members = tuple(member.checkpoint for member in self.members)
         denoiser = self.expected.denoiser or HUB
-        is_file = not denoiser.startswith(("diffusers:", HUB))
+        is_file = not denoiser.startswith(HUB) and diffusion_model(denoiser) is None
         return (*members, *([Path(denoiser).absolute()] * is_file))
 
     def prepare(self) -> None:
@@ -221,6 +222,12 @@ class EvaluationStage:
         """UserError if a log was made with other settings than these, or of other weights than are
         there now, or will be there after more epochs.
         """
+        before = recorded.get(records.DENOISER, {}).get("sha256")
+        denoiser = self.expected.denoiser
+        path = Path(str(denoiser).removeprefix("openai:"))
+        now = digest(path) if denoiser and path.is_file() else before
+        if now != before or (before is None) != (denoiser is None):
+            raise UserError(f"{log} was made with another denoiser than {denoiser or 'none'}")
         if difference := _difference(recorded, settings):
             raise UserError(f"{log} was made with other settings: {difference}")
         paths, mean = self.classifier.paths, self.classifier.mean
@@ -229,11 +236,6 @@ class EvaluationStage:
             raise UserError(
                 f"{log} was made from another model than {' or '.join(map(str, paths))} holds now"
             )
-        before = recorded.get(records.DENOISER, {}).get("sha256")
-        denoiser = self.expected.denoiser
-        now = digest(Path(denoiser)) if denoiser and Path(denoiser).is_file() else before
-        if now != before or (before is None) != (denoiser is None):
-            raise UserError(f"{log} was made with another denoiser than {denoiser or 'none'}")
         for training in self.trainings:
             epochs, expected = _last_epochs(training.folder), training.expected.epochs
             if epochs is not None and epochs < expected:
