@@ -282,6 +282,7 @@ def test_loss_of_two_sets_of_copies_is_that_of_the_formula(build, slow, of_image
     """
     objective, values = build(weight), [logits(seed, size=0.7) for seed in (1, 10)]
     values[0][:2] *= -1  # the mean of their predictions is wrong
+    values[0][5, 0] *= -1  # one copy of an image is wrong
     assert (values[0].softmax(-1).mean(1).argmax(1) == LABELS).tolist() == [False] * 2 + [True] * 4
     values = [each.requires_grad_() for each in values]
     loss, terms = objective.combined(*values, LABELS, *given)
