@@ -116,8 +116,8 @@ def torch_settings_kept() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-@torch_settings_kept()
 @takes(CertifySpec, ArraySpec)
+@torch_settings_kept()
 def certify(
     model: Model | None = None, images: Any = None, labels: Any = None, **keywords: Any
 ) -> pd.DataFrame:
@@ -140,8 +140,8 @@ def certify(
     return _without_labels(images, labels, log.table)
 
 
-@torch_settings_kept()
 @takes(PredictSpec, ArraySpec)
+@torch_settings_kept()
 def predict(
     model: Model | None = None, images: Any = None, labels: Any = None, **keywords: Any
 ) -> pd.DataFrame:
@@ -163,8 +163,8 @@ def predict(
     return _without_labels(images, labels, predicting.predict(spec).table)
 
 
-@torch_settings_kept()
 @takes(AttackSpec, ArraySpec)
+@torch_settings_kept()
 def attack(model: Model, images: Any, labels: Any = None, **keywords: Any) -> pd.DataFrame:
     """Attack images with each of ``epsilons`` (l2, on images in [0, 1]; by default that of
     ``attack``), then predict them.
@@ -190,8 +190,8 @@ def attack(model: Model, images: Any, labels: Any = None, **keywords: Any) -> pd
     return pd.concat([log.table for log in predicting.attack(spec)], ignore_index=True)
 
 
-@torch_settings_kept()
 @takes(FalsifySpec, ArraySpec)
+@torch_settings_kept()
 def falsify(model: Model, images: Any, labels: Any = None, **keywords: Any) -> Verdict:
     """Attack each image of the certification log ``against`` within ``fraction`` of its certified
     radius.

@@ -337,8 +337,9 @@ def test_modules_that_are_no_function_of_one_image_are_warned_about():
     for module in (Stochastic(), batch_statistics):
         with pytest.warns(
             DoubtfulWarning, match="depend on the other images in a batch, or on chance"
-        ):
+        ) as told:
             certify(module, limit=1)
+        assert {one.filename for one in told} == {__file__}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         certify(limit=1)

@@ -85,12 +85,12 @@ def warn(message: str) -> None:
     """Warn the user, by a DoubtfulWarning, of something that is allowed but probably a mistake; its
     place is the line that called this package.
     """
-    outside = (
+    inside = [
         level
         for level, one in enumerate(inspect.stack(0), start=1)
-        if not one.frame.f_globals.get("__name__", "").startswith("smoothadv")
-    )
-    warnings.warn(escape(message), DoubtfulWarning, stacklevel=next(outside, 1))
+        if one.frame.f_globals.get("__name__", "").startswith("smoothadv")
+    ]  # between them are frames of contextlib, which decorates functions
+    warnings.warn(escape(message), DoubtfulWarning, stacklevel=inside[-1] + 1)
 
 
 def counted(number: float, noun: str) -> str:
