@@ -56,7 +56,7 @@ class EvaluationAttackOptions(AttackOptions):
 
     gradient: str | None = setting(
         None,
-        choices=ChainMap({_BASE: None}, ESTIMATORS),
+        choices=ChainMap[str, Any]({_BASE: None}, ESTIMATORS),
         help="how gradients are computed (default: plug-in; docs/attacks.md); base: of the base "
         "classifier, without noise",
     )
