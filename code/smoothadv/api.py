@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
+from smoothadv.architectures.denoisers import resized
 from smoothadv.architectures.libraries import library_network
 from smoothadv.architectures.logits import logits_in, logits_of, probe
 from smoothadv.attacks.estimators import frozen
@@ -56,6 +57,7 @@ from smoothadv.models.name import (
     parse_model,
     stages_of,
 )
+from smoothadv.models.spec import side_and_filter
 from smoothadv.objectives import Objective
 from smoothadv.training.setup import Trained
 from smoothadv.training.setup import train as train_as_specified
@@ -249,7 +251,9 @@ def train(
     if twice := [name for name in single if name in chosen]:
         raise UserError(f"{twice[0]}: found it in schedule too: leave one of them out")
     spec = TrainSpec(
-        dataset=_training_images(model, images, labels, test, test_labels, num_classes),
+        dataset=_training_images(
+            model, images, labels, test, test_labels, num_classes, settings.get("resize")
+        ),
         model=model,
         outdir=outdir,  # type: ignore[arg-type]  # the specification checks it
         objective=objective,
@@ -264,7 +268,7 @@ def train(
             description = describe_dataset(spec.dataset, spec.data_dir)
         else:
             description = spec.dataset[0].description
-        to_logits = _trained_on_logits(model, description)
+        to_logits = _trained_on_logits(model, spec.seen(description))
     with to_logits, progress_hidden(checked("quiet", quiet, None)):
         return train_as_specified(spec, (lambda line: None) if quiet else print)
 
@@ -276,6 +280,7 @@ def _training_images(
     test: Any,
     test_labels: Any,
     num_classes: int | None,
+    resize: str | None,
 ) -> str | tuple[ImageDataset, ImageDataset]:
     """The name of a dataset, or the images to train and to test on; UserError where they cannot
     be had.
@@ -294,7 +299,7 @@ def _training_images(
         raise UserError(
             "test_labels without test: give the images that they are of, or leave them out"
         )
-    name = ModelName(model, "architecture" if isinstance(model, str) else MODULE)
+    name = _seeing(ModelName(model, "architecture" if isinstance(model, str) else MODULE), resize)
     training = dataset_of(name, images, labels, num_classes, "images")
     if isinstance(model, str) and isinstance(training, GivenImages):
         training = training.with_constants()  # for the input layer
@@ -343,8 +348,9 @@ def _spec(
         own = fields.get("settings")
         is_aware = isinstance(own, Mapping) and own.get("label_aware", False)
         needs_labels = not is_open or fields.get("attack") is not None or is_aware
+        seeing = _seeing(name, fields.get("resize"))
         dataset = dataset_of(
-            name, images, labels, arrays.num_classes, arrays.name, reading, needs_labels
+            seeing, images, labels, arrays.num_classes, arrays.name, reading, needs_labels
         )
     elif labels is not None:
         raise UserError(f"the dataset '{images}' has labels of its own: leave labels out")
@@ -363,6 +369,13 @@ def called_from(function: str) -> tuple[str, ...]:
     process.
     """
     return (f"smoothadv.{function}", *sys.argv)
+
+
+def _seeing(model: ModelName, resize: str | None) -> ModelName:
+    """A model as images are given to it: a module that resizes them first."""
+    if resize is None or not isinstance(model.source, torch.nn.Module):
+        return model
+    return ModelName(resized(model.source, side_and_filter(str(resize))), MODULE)
 
 
 def dataset_of(

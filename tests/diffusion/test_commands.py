@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from scipy.stats import norm
+from torch import nn
 
 import smoothadv
 from smoothadv.base.errors import DoubtfulWarning
@@ -16,8 +17,9 @@ from smoothadv.evaluation.setup import prepare
 from smoothadv.evaluation.specs import CertifySpec
 from smoothadv.models.load import load, load_classifier
 from smoothadv.models.spec import ModelSpec
+from smoothadv.objectives.ft_cadis import FTCADIS
 from smoothadv.statistics.bounds import lower_confidence_bound
-from support.commands import call, manifest_of, refused, rows, snapshot, timeless
+from support.commands import call, manifest_of, refused, rows, snapshot, succeed, timeless
 from support.diffusion import small_unet
 from support.verifier import script as script
 from support.verifier import verdict
@@ -115,6 +117,26 @@ def test_model_is_what_its_parts_make_together(unet, checkpoint):
         copies = denoiser(images)[:, None] + noise
         shares = torch.stack([classifier(each) for each in copies]).softmax(-1).mean(1)
         assert torch.allclose(base.module(images).exp(), shares, atol=1e-5)
+
+
+def test_module_is_trained_and_certified_behind_it_on_resized_images(unet, workplace):
+    """Where nothing tells how many classes there are but its logits of an image of that size."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(256, 3))
+    images, labels = torch.rand(12, 1, 8, 8), torch.arange(12) % 3
+    before = {"denoiser": f"openai:{unet}", "resize": "16", "device": "cpu"}
+    objective = FTCADIS(noise_sd=0.25, num_noise_vec=2, noise_steps=1)
+    smoothadv.train(
+        module, images, labels, objective=objective, outdir="run", epochs=1, batch=6, **before
+    )
+    found = smoothadv.certify(module, images[:2], labels[:2], sigma=0.25, n=100, **before)
+    assert len(found) == 2 and set(found.predict) <= {-1, 0, 1, 2}
+    train = ["digits", "digits_resnet8", "kept", "--noise", 0.25, "--steps-per-epoch", 1]
+    train += ["--epochs", 1, "--evaluate-images", 1, "--resize", 12, "--device", "cpu"]
+    succeed("train", *train, "--denoiser", f"openai:{unet}")
+    succeed("push", "kept/checkpoint.pth.tar", "me/kept", "--to", "files")
+    page = Path("files/README.md").read_text()
+    assert "0.25 LOG --denoiser DENOISER --resize 12:bicubic" in page
+    assert 'denoiser="DENOISER", resize="12:bicubic", sigma=0.25)' in page
 
 
 @pytest.fixture

@@ -171,6 +171,11 @@ def _model_card(spec: PushSpec, fields: dict[str, Any], board: str) -> str:
     if denoises:
         command = f"{dataset} MODEL {sigma} LOG --denoiser {name}"
         function = f'"MODEL", "{dataset}", denoiser="{name}"'
+    recipe = fields.get("recipe") or {}
+    before = {"denoiser": recipe.get("behind") and "DENOISER", "resize": recipe.get("resize")}
+    for option, value in before.items():
+        command += f" --{option} {value}" if value else ""
+        function += f', {option}="{value}"' if value else ""
     parts = [
         "---",
         *lines,
