@@ -285,7 +285,10 @@ WRONG += [[None], ["x"], [-1], [True], [[]], {}, {"x": 1}, [{"x": 1}]]
 
 def other_fields(text: str) -> list[str]:
     """Twenty and more other fields: numbers nearby and far away, and what is no number."""
-    numbers = [int(float(text)) + more for more in (1, -1, 3, -9, 20, -50, 10**6, 10**14, 2**70)]
+    numbers = [
+        int(float(text)) + more
+        for more in (1, -1, 2, -2, 5, -5, 9, -9, 20, -20, 50, -50, 10**6, 10**14, 2**70)
+    ]
     if "." in text:
         numbers = [
             f"{float(text) * factor:.20f}"

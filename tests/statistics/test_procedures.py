@@ -5,6 +5,7 @@ full counts do.
 import dataclasses
 import functools
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 
 from smoothadv.statistics import ABSTAIN, PROCEDURES, Certificate, Smoothing
 from smoothadv.statistics.bounds import certified_radius, top_k_radius, two_sided_radius
+from support.exact_tails import DIGITS, probability_of_at_most
 from support.votes import ListedVotes, certify, listed
 
 # A router needs two classifiers.
 OF_ONE = [name for name in PROCEDURES if "router" not in name]
 every_procedure = pytest.mark.parametrize("name", OF_ONE)
-SMOOTHING = Smoothing(0.25, 100, 4000, 1e-3)
+SMOOTHING = Smoothing(0.25, 100, 20_000, 1e-3)
 
 
 @functools.cache
@@ -83,7 +85,7 @@ def runs(draw) -> tuple[Smoothing, np.ndarray]:
     smoothing = Smoothing(
         sigma=draw(st.floats(0.1, 1)),
         n0=draw(st.integers(1, 30)),
-        n=draw(st.integers(1, 100)),
+        n=draw(st.integers(1, 300)),
         alpha=draw(st.floats(1e-6, 0.4)),
         noise_distance=draw(st.just(0.0) | st.floats(1e-9, 0.02)),
     )
@@ -137,6 +139,23 @@ def test_counting_stops_where_nothing_can_be_certified_and_else_is_full(name, k,
     assert (certificate.prediction, certificate.radius) == stated
     details = [*certificate.details.values()]
     assert details == rivals(counts[used - 1]) * (name != "exact")
+
+
+@pytest.mark.parametrize("alpha", [0.4, 0.05, 1e-3])
+@pytest.mark.parametrize("trials", [100, 1_000])
+def test_a_tie_on_the_boundary_is_certified_no_more_often_than_alpha(trials, alpha):
+    """At each radius that can be reported, an image may lie exactly that far from a half-space:
+    there classes tie.
+    """
+    radii = {
+        k: certified_radius(k, trials, 1.0, alpha) for k in range(trials - trials // 4, trials + 1)
+    }
+    with mpmath.workdps(DIGITS):
+        for k, radius in [*radii.items()][:: trials // 12]:
+            reaching = probability_of_at_most(trials - k, trials, mpmath.ncdf(-mpmath.mpf(radius)))
+            assert alpha * (1 - 1e-6) < reaching <= alpha, (
+                "P[R >= distance], for p_A = Phi(distance)"
+            )
 
 
 @pytest.mark.parametrize("name", [name for name in OF_ONE if PROCEDURES[name].fixed_sample])
