@@ -143,8 +143,11 @@ def test_what_an_analysis_wrote_is_replaced_by_it(analyze, logs, kind):
 
 
 def test_tables_of_all_formats_replace_each_other(analyze, logs):
+    Path("table.txt").write_text("[]\n")  # of no rows
     for format in ("csv", "json", "latex", "markdown", "csv"):
         assert analyze("table", ONE, "--format", format, "-o", "table.txt").code == 0
+    assert analyze("table", ONE, "-o", "T.TEX").code == 0
+    assert Path("T.TEX").read_text().startswith("\\begin{tabular}")
     Path("t.csv").write_bytes(b"PK\x03\x04")
     Path("table.txt").unlink()
     outcome = analyze("table", ONE, "-o", "table.txt", "-o", "t.csv")

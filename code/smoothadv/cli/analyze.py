@@ -150,13 +150,13 @@ def _analyze(parser: Parser, options: Options, words: Sequence[str]) -> None:
 def _write_table(table: Any, asked: AnalyzeOptions) -> None:
     decimals, key = 1 if asked.decimals is None else asked.decimals, table.columns[0].key
     # A table begins with its first column.
-    starts = (b"| ", b"\\begin{tabular}", f"{key},".encode(), f'[\n  {{\n    "{key}"'.encode())
+    starts = b"| ", b"\\begin{tabular}", f"{key},".encode(), f'[\n  {{\n    "{key}"'.encode(), b"[]"
     for path in asked.output:
         refuse_to_replace(path, "table", *starts)
     if not asked.output:
         sys.stdout.write(FORMATS[asked.format or "markdown"](table, decimals))
     for path in asked.output:
-        write_text(path, FORMATS[asked.format or _BY_ENDING[path.suffix]](table, decimals))
+        write_text(path, FORMATS[asked.format or _BY_ENDING[path.suffix.lower()]](table, decimals))
 
 
 def _files(name: str, makes: str, asked: AnalyzeOptions) -> list[tuple[str, Path]]:
@@ -167,7 +167,7 @@ def _files(name: str, makes: str, asked: AnalyzeOptions) -> list[tuple[str, Path
     """
     if makes == "table":
         for path in asked.output:
-            if not asked.format and path.suffix not in _BY_ENDING:
+            if not asked.format and path.suffix.lower() not in _BY_ENDING:
                 endings = ", ".join(filter(None, _BY_ENDING))
                 raise UsageError(
                     f"-o {path}: found no ending of {endings}: --format names a format"
