@@ -239,6 +239,15 @@ SHORT = ["--device", "cpu", "--epochs", 1, "--steps-per-epoch", 1]
         ([*PGD, "--lr-schedule", "cosine", "--lr-factor", 0.5], ["cosine", "--lr-factor"]),
         ([*PGD, "--lr-rise", 2], ["--lr-rise", "--lr-schedule cosine"]),
         ([*PGD, "--lr-schedule", "one-cycle", "--lr-end", 0], ["--lr-end", "cosine"]),
+        (
+            [*PGD, "--lr-schedule", "cosine", "--lr-rise", 3, "--epochs", 3],
+            ["--lr-rise 3", "the 3 epochs"],
+        ),
+        (
+            [*PGD, "--lr-schedule", "cosine", "--lr-end", 0.2, "--lr", 0.1],
+            ["--lr-end 0.2", "the learning rate 0.1"],
+        ),
+        ([*PGD, "--cuda-graph", "--weight-decay-end", 1], ["--cuda-graph", "--weight-decay-end"]),
         ([*PGD, "--clip-gradients", 0], ["--clip-gradients", "'0'"]),
         ([*PGD, "--weight-decay-end", -1], ["--weight-decay-end", "'-1'"]),
         ([*PGD, "--timestep", "nearest"], ["--timestep", "--denoiser openai:FILE"]),

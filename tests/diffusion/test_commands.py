@@ -19,6 +19,7 @@ from smoothadv.models.load import load, load_classifier
 from smoothadv.models.spec import ModelSpec
 from smoothadv.objectives.ft_cadis import FTCADIS
 from smoothadv.statistics.bounds import lower_confidence_bound
+from smoothadv.training import teacher as teachers
 from support.commands import call, manifest_of, refused, rows, snapshot, succeed, timeless
 from support.diffusion import small_unet
 from support.verifier import script as script
@@ -156,6 +157,13 @@ def faulty(unet, workplace) -> dict[str, Path]:
         "half": {name: weights[name] for name in [*weights][:40]},
         "more": {**weights, "ema.weight": torch.zeros(3)},
         "list": [1, 2],
+        "numbered": {0: torch.zeros(1)},
+        "whole": {name: weight.long() for name, weight in weights.items()},
+        "narrow": {
+            name: weight[:30] if name.endswith("out_layers.3.weight") else weight
+            for name, weight in weights.items()
+        },
+        "flat": {**weights, "time_embed.0.weight": torch.zeros(128)},
         "colour": OpenAIUNet(Shape(3, 6, 32, (32, 32), 1, (False, True), True, False)).state_dict(),
         "odd": OpenAIUNet(Shape(1, 2, 32, (32,) * 5, 1, (False,) * 5, True, False)).state_dict(),
     }
@@ -172,14 +180,17 @@ def faulty(unet, workplace) -> dict[str, Path]:
         (["openai:text"], ["openai:text", "cannot be read"]),
         (["openai:empty"], ["openai:empty", "cannot be read"]),
         (["openai:classes"], ["needs the class of an image"]),
-        (["openai:another"], ["is no state dict of tensors"]),
+        (["openai:another"], ["is no state dict of"]),
         (["openai:half"], ["openai:half"]),
-        (["openai:more"], ["ema.weight", "expected None"]),
-        (["openai:list"], ["is no state dict of tensors"]),
+        (["openai:more"], ["ema.weight", "expected no such weight"]),
+        (["openai:list"], ["is no state dict of"]),
+        (["openai:numbered"], ["is no state dict of"]),
+        (["openai:whole"], ["is no state dict of"]),
+        (["openai:narrow"], ["is no U-Net of OpenAI's", "divisible"]),
+        (["openai:flat"], ["is no U-Net of OpenAI's", "number of dimensions"]),
         (["openai:colour"], ["takes images of 3 channels and returns 6; these have 1"]),
         (["openai:odd"], ["does not run on images of shape [1, 8, 8]"]),
         (["UNET", "--timestep", 4000], ["--timestep 4000", "steps up to 3999"]),
-        (["UNET", "--local-noise", "0.25:100000000"], ["memory"]),
     ],
     ids=lambda value: str(value[0]) if value and str(value[0]).startswith("openai") else None,
 )
@@ -201,8 +212,10 @@ def test_what_is_no_such_model_is_one_line(
         (["--timestep", -1, "--denoiser", "openai:x"], ["--timestep", "-1"]),
         (["--resize", "big"], ["--resize", "'big'"]),
         (["--resize", "0"], ["--resize", "'0'"]),
+        (["--resize", "4000000000"], ["--resize", "4,096"]),
         (["--resize", "32:lanczos"], ["--resize", "lanczos", "bicubic"]),
         (["--local-noise", "0"], ["--local-noise"]),
+        (["--local-noise", "0.25:1001"], ["--local-noise", "1,000"]),
         (["--local-noise", "0.25:none"], ["--local-noise", "'none'"]),
     ],
 )
@@ -229,3 +242,55 @@ def test_log_of_another_step_size_or_noise_is_not_continued(unet, checkpoint, wo
     ]:
         assert refused(call(capsys, *certify, *changed), "log.tsv", words)
     assert call(capsys, *certify, *options).code == 0 and timeless(Path("log.tsv")) == before
+
+
+@pytest.fixture
+def behind(unet, workplace) -> Path:
+    """A checkpoint that was trained behind the model, on images of another size."""
+    train = ["digits", "digits_resnet8", "behind", "--noise", 0.25, "--steps-per-epoch", 1]
+    train += ["--epochs", 1, "--evaluate-images", 1, "--batch", 16, "--device", "cpu"]
+    succeed("train", *train, "--resize", 12, "--denoiser", f"openai:{unet}")
+    return Path("behind/checkpoint.pth.tar")
+
+
+def test_what_stands_before_a_network_is_compared_with_its_training(behind, unet, capsys):
+    certify = ["certify", "digits", behind, 0.25, "log.tsv", *QUICK, "--max", 1, "--overwrite"]
+    denoiser = ["--denoiser", f"openai:{unet}"]
+    for options, words in (
+        (["--resize", 12, *denoiser], ()),
+        (["--resize", 12], ("trained behind a denoiser, and none",)),
+        (["--resize", 12, *denoiser, "--timestep", 1200], ("another denoiser, or another step",)),
+        (["--resize", "12:bilinear", *denoiser], ("--resize 12:bicubic, not 12:bilinear",)),
+    ):
+        outcome = call(capsys, *certify, *options)
+        doubts = [word for word in ("behind", "--resize") if f"{word}" in outcome.err]
+        assert outcome.code == 0 and all(word in outcome.err for word in words)
+        assert bool(doubts) == bool(words), outcome.err
+    content = torch.load(behind, weights_only=True)
+    torch.save({**content, "dataset": "mnist"}, behind)
+    outcome = call(capsys, *certify, "--resize", 12, *denoiser)
+    assert outcome.code == 0 and "was trained on 'mnist', not on 'digits'" in outcome.err
+    torch.save({**content, "image_shape": [1, 8, 8]}, behind)
+    refusal = call(capsys, "quantize", "digits", behind, 0.25, "q.pth.tar")
+    assert refused(refusal, "behind a denoiser, which a network of integers cannot have")
+    outcome = call(capsys, "certify", "cifar10", behind, 0.25, "o.tsv", "--device", "cpu")
+    assert outcome.code and "--resize" not in outcome.err, "it would not help"
+
+
+def test_teacher_that_was_trained_behind_it_stands_behind_it(behind, unet, capsys, monkeypatch):
+    train = ["digits", "digits_resnet8", "taught", "--noise", 0.25, "--steps-per-epoch", 1]
+    train += ["--objective", "distillation", "--teacher", behind, "--epochs", 1, "--device", "cpu"]
+    train += ["--evaluate-images", 1, "--batch", 4]
+    refusal = call(capsys, "train", *train)
+    assert refused(refusal, "the teacher behind/checkpoint.pth.tar was trained behind a denoiser")
+    taught, load_of = [], teachers.load_teacher
+    monkeypatch.setattr(
+        "smoothadv.training.setup.load_teacher",
+        lambda *given: taught.append(load_of(*given)) or taught[0],
+    )
+    succeed("train", *train, "--denoiser", f"openai:{unet}", "--resize", 12)
+    images, spec = torch.rand(2, 1, 8, 8), {"model": str(behind), "dataset": "digits"}
+    base = load(ModelSpec(**spec, sigma=0.25, denoiser=f"openai:{unet}", resize="12"))[1]
+    with torch.inference_mode():
+        assert torch.allclose(taught[0].network(images), base.module(images), atol=1e-4)
+    assert taught[0].sha256 != base.settings["checkpoint_sha256"], "it keys the cache of votes"

@@ -173,6 +173,18 @@ def test_weights_and_schedule_decide_the_digest_and_a_lone_unet_is_read(saved):
         load_diffusion(name, (1, 8, 8), 0.001)
 
 
+def test_other_numbers_of_steps_are_told_and_schedulers_without_betas_refused(saved):
+    _, _, folder = saved()
+    config = folder / "scheduler/scheduler_config.json"
+    usual = config.read_text()
+    config.write_text(usual.replace('"num_train_timesteps": 1000', '"num_train_timesteps": 4000'))
+    with pytest.warns(DoubtfulWarning, match="has 4,000 steps and is given them on a scale of"):
+        load_diffusion(f"diffusers:{folder}", (1, 8, 8), 0.25)
+    config.write_text('{"_class_name": "ScoreSdeVeScheduler", "num_train_timesteps": 2000}')
+    with pytest.raises(UserError, match="its scheduler, ScoreSdeVeScheduler, has no betas"):
+        load_diffusion(f"diffusers:{folder}", (1, 8, 8), 0.25)
+
+
 def test_model_that_does_not_fit_is_refused(saved):
     for channels, changes, message in (
         (1, {"num_class_embeds": 10}, "needs the class of an image"),

@@ -129,8 +129,11 @@ def test_architecture_input_layer_and_plugins_are_parts_of_the_key():
         {"arch": "b"},
         {"input_layer": "normalize"},
         {"plugins": {"p.py": {"sha256": "1"}}},
+        {"denoiser": {"sha256": "1"}},
+        {"resize": "8:bicubic"},
+        {"resize": "8:bilinear"},
     ]
-    assert len({classifier_digest(module, {**settings, **change}) for change in changes}) == 4
+    assert len({classifier_digest(module, {**settings, **change}) for change in changes}) == 7
     assert classifier_digest(module, {**settings, "training": 1}) == classifier_digest(
         module, settings
     )

@@ -133,9 +133,10 @@ def _of_openai(path: Path) -> _Read:
     except Exception as error:  # a damaged file can raise nearly anything
         raise UserError(f"the file cannot be read: {first_line(error)}") from error
     if not isinstance(weights, dict) or not all(
-        isinstance(value, torch.Tensor) for value in weights.values()
+        isinstance(name, str) and torch.is_tensor(value) and value.is_floating_point()
+        for name, value in weights.items()
     ):
-        raise UserError("the file is no state dict of tensors, as OpenAI's are")
+        raise UserError("the file is no state dict of floating-point tensors, as OpenAI's are")
     unet = unet_of(weights)
     channels = unet.shape.channels, unet.shape.out_channels
     facts = {"sha256": file_digest(path), "arch": "openai:UNet"}
@@ -162,17 +163,29 @@ def _of_diffusers(folder: Path) -> _Read:
         )
         if (scheduler / "scheduler_config.json").is_file():
             schedule = diffusers.DDPMScheduler.from_pretrained(scheduler, local_files_only=True)
+            written = diffusers.DDPMScheduler.load_config(scheduler, local_files_only=True)
         else:
             warn(
                 f"{folder} has no scheduler_config.json: 1,000 steps with betas from 0.0001 to "
                 "0.02 are assumed"
             )
             schedule = diffusers.DDPMScheduler()
+            written = schedule.config
     except Exception as error:  # a damaged folder can raise nearly anything
         raise UserError(f"it cannot be read by diffusers: {first_line(error)}") from error
     config, kind = unet.config, schedule.config.prediction_type
     if config.num_class_embeds is not None or config.class_embed_type is not None:
         raise UserError("it needs the class of an image: give an unconditional model")
+    if "beta_schedule" not in written:
+        raise UserError(
+            f"its scheduler, {written.get('_class_name')}, has no betas: give a model with those "
+            "of DDPM"
+        )
+    if (steps := len(schedule.alphas_cumprod)) != _SCALE:
+        warn(
+            f"{folder} has {steps:,} steps and is given them on a scale of {_SCALE:,}, like "
+            "OpenAI's models: one that diffusers trained on other numbers denoises badly"
+        )
     if kind not in _KINDS:
         raise UserError(f"it predicts {kind!r}: give a model that predicts {', '.join(_KINDS)}")
     facts = {

@@ -16,10 +16,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from smoothadv.base.errors import UserError
+from smoothadv.base.errors import UserError, first_line
 
 _GROUPS, _EPSILON = 32, 1e-5
 _LONGEST_PERIOD = 10_000
+_NO_UNET = "it is no U-Net of OpenAI's improved-diffusion or guided-diffusion"
+_OTHER = "a weight has another number of dimensions"
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,11 @@ class GroupNorm(_Float32, nn.GroupNorm):
 
 
 class Linear(_Float32, nn.Linear):
-    """Of the embedding of the step."""
+    """Of the embedding of the step, which stays in float32 under autocast, too."""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(features.device.type, enabled=False):
+            return super().forward(features.float())
 
 
 def embedded_step(step: torch.Tensor, width: int) -> torch.Tensor:
@@ -288,24 +294,25 @@ def shape_of(weights: Mapping[str, torch.Tensor]) -> Shape:
             resamples_in_blocks=not any(doublings.values()),
         )
     except (KeyError, IndexError, TypeError) as error:
-        raise UserError(
-            "it is no U-Net of OpenAI's improved-diffusion or guided-diffusion: it lacks "
-            f"{error.args[0]}"
-        ) from error
+        fault = f"it lacks {error.args[0]}" if isinstance(error, KeyError) else _OTHER
+        raise UserError(f"{_NO_UNET}: {fault}") from error
 
 
 def unet_of(weights: Mapping[str, torch.Tensor]) -> OpenAIUNet:
     """The U-Net in a state dict, in eval mode; UserError where it is none, or not whole."""
     shape = shape_of(weights)
-    with torch.device("meta"):
-        unet = OpenAIUNet(shape)
+    try:
+        with torch.device("meta"):
+            unet = OpenAIUNet(shape)
+    except (ValueError, ArithmeticError, RuntimeError) as error:
+        raise UserError(f"{_NO_UNET}: {first_line(error)}") from error
     expected = {name: tensor.shape for name, tensor in unet.state_dict().items()}
     for name in [*expected, *weights]:
         found, wanted = getattr(weights.get(name), "shape", None), expected.get(name)
         if found != wanted:
             raise UserError(
                 f"{name} has the shape {found and list(found)}, which does not fit the rest of the "
-                f"file: expected {wanted and list(wanted)}"
+                f"file: expected {'no such weight' if wanted is None else list(wanted)}"
             )
     unet.load_state_dict(dict(weights), assign=True)
     return unet.float().eval()

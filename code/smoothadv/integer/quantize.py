@@ -54,6 +54,11 @@ def quantize(spec: QuantizeSpec) -> tuple[IntegerNetwork, Comparison]:
             "votes"
         )
     base = load_checkpoint(spec.checkpoint, images, input_layer=spec.input_layer)
+    if any("behind" in content for content in base.contents):
+        raise UserError(
+            f"{spec.checkpoint} was trained behind a denoiser, which a network of integers cannot "
+            "have: take another checkpoint"
+        )
     if len(base.contents) > 1 or INTEGER in base.contents[0]:
         several = len(base.contents) > 1
         kind = "an ensemble: quantize its members" if several else "of integers already"

@@ -424,7 +424,8 @@ def check_recorded_images(
                 escape(f"[{', '.join(map(str, values))}]", 200) for values in (recorded, found)
             )
             is_square = field == "image_shape" and recorded[1:2] == recorded[2:]
-            hint = f"; --resize {recorded[-1]} resizes them" * is_square
+            has_size = is_square and recorded[0] == found[0]
+            hint = f"; --resize {recorded[-1]} of certify, predict and attack resizes" * has_size
             raise UserError(
                 f"checkpoint {path} does not fit dataset '{description.name}': it was trained with "
                 f"{field} {trained}, the dataset has {has}{hint}"

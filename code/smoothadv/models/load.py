@@ -49,6 +49,7 @@ from smoothadv.noise import derive_generator
 from smoothadv.records.logs import DENOISER
 
 Spec = TypeVar("Spec", bound=ModelSpec)
+RESIZE = "resize"
 _PHOTOGRAPHS = ("imagefolder", "hf-dataset")
 
 
@@ -89,7 +90,7 @@ def load(spec: Spec) -> tuple[Spec, BaseClassifier]:
     elif spec.model.kind == MODULE:
         base = _from_module(spec.model.source, seen.description)
     else:
-        base = _from_checkpoints(seen)
+        base = _from_checkpoints(seen, spec.dataset_name)
     before = {
         "--denoiser": spec.denoiser,
         "--resize": spec.resize,
@@ -105,8 +106,12 @@ def load(spec: Spec) -> tuple[Spec, BaseClassifier]:
     if spec.resize is None:
         spec = seen
     else:
-        settings = {**base.settings, "resize": spec.resize}
+        settings = {**base.settings, RESIZE: spec.resize}
         base = replace(base, module=resized(base.module, spec.resize).eval(), settings=settings)
+    others = [content["recipe"].get(RESIZE) for content in base.contents if "recipe" in content]
+    if given := sorted({other for other in others if other not in (None, spec.resize)}):
+        doubt = f"the model was trained with --resize {given[0]}, not {spec.resize}"
+        base = replace(base, doubts=(*base.doubts, doubt))
     return spec, base if spec.denoiser is None else denoised(base, spec)
 
 
@@ -201,7 +206,7 @@ def _classes(
     return usual, matched_classes(images.class_names, network.class_names, len(usual), name)
 
 
-def _from_checkpoints(spec: ModelSpec) -> BaseClassifier:
+def _from_checkpoints(spec: ModelSpec, dataset: str | None) -> BaseClassifier:
     """The classifier in checkpoints; the settings of an ensemble list the members' settings.
 
     How their outputs are averaged is in what keys the noise, and in what tells one model from
@@ -237,10 +242,10 @@ def _from_checkpoints(spec: ModelSpec) -> BaseClassifier:
         )
         is_behind, is_denoised = "behind" in content, spec.denoiser is not None
         if is_behind and not is_denoised:
-            doubts.append(f"{path} was trained behind a denoiser: name that with --denoiser")
+            doubts.append(f"{path} was trained behind a denoiser, and none (--denoiser) is here")
         # Behind a denoiser, it matters with which noise a network was trained if it was so there.
         sigma = spec.sigma if is_behind == is_denoised else content.get("noise_sd")
-        doubts += _doubts(str(path), content, spec.dataset_name, sigma)
+        doubts += _doubts(str(path), content, dataset, sigma)
     module, settings, architectures = loaded[0], facts[0], [fact["arch"] for fact in facts]
     if members.mean:
         module = Ensemble(loaded, members.mean).eval()
@@ -308,6 +313,9 @@ def load_denoiser(
 def denoised(base: BaseClassifier, spec: ModelSpec) -> BaseClassifier:
     """The classifier behind the denoiser of a spec."""
     denoiser, facts, doubts = denoiser_before(spec, spec.description, spec.sigma)
+    for behind in [content["behind"] for content in base.contents if "behind" in content]:
+        if any(behind.get(name) != facts.get(name) for name in ("sha256", "timestep")):
+            doubts.append("the model was trained behind another denoiser, or another step of it")
     return replace(
         base,
         module=Denoised(denoiser, base.module).eval(),
@@ -382,10 +390,10 @@ def classifier_digest(module: nn.Module, settings: Mapping[str, Any]) -> str:
     noise.
 
     That is the weights, all buffers, also those that ``state_dict`` leaves out, and the
-    architecture, input layer, plug-ins and denoiser in ``settings``.
+    architecture, input layer, plug-ins, denoiser and resizing in ``settings``.
     """
     named = {name: settings.get(name) for name in ("arch", "input_layer", "plugins")}
-    named |= {DENOISER: settings[DENOISER]} if DENOISER in settings else {}
+    named |= {name: settings[name] for name in (DENOISER, RESIZE) if name in settings}
     tensors = (
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),

@@ -13,8 +13,8 @@ from smoothadv.base.settings import (
     RELEASED,
     a_threshold,
     non_negative_int,
+    number,
     one_of,
-    positive_int,
     positive_noise_level,
     refuse_any,
     setting,
@@ -40,20 +40,24 @@ Spec = TypeVar("Spec", bound="ModelSpec")
 def timestep(text: str) -> str:
     """Parses "released", "nearest" or the number of a step."""
     if text not in (RELEASED, NEAREST):
-        non_negative_int(text)
+        return str(non_negative_int(text))
     return text
+
+
+_side = number(int, "a number of pixels from 1 to 4,096", lambda v: 1 <= v <= 4096)
+_copies = number(int, "a number of noises from 1 to 1,000", lambda v: 1 <= v <= 1000)
 
 
 def side_and_filter(text: str) -> str:
     """Parses SIDE or SIDE:FILTER; returns the latter."""
     side, _, name = text.partition(":")
-    return f"{positive_int(side)}:{one_of(FILTERS)(name or FILTERS[0])}"
+    return f"{_side(side)}:{one_of(FILTERS)(name or FILTERS[0])}"
 
 
 def local_noise(text: str) -> str:
     """Parses SD or SD:M; returns the latter."""
     noise_sd, _, count = text.partition(":")
-    return f"{positive_noise_level(noise_sd):g}:{positive_int(count or '5')}"
+    return f"{positive_noise_level(noise_sd):g}:{_copies(count or '5')}"
 
 
 def sigma_or_stages(text: str) -> float | str:

@@ -13,20 +13,21 @@ _PART = ".parametrizations."
 
 
 class LowRankChange(nn.Module):
-    """Maps weights [3 C, D] of queries, keys and values to W + [B_q A_q; 0; B_v A_v], with A
-    [rank, D] and B [C, rank], which is 0 at first.
+    """Maps weights [3 C, D] of queries, keys and values to W + [B_q A_q; 0; B_v A_v], with each A
+    [rank, D] and each B [C, rank], which is 0 at first.
     """
 
     def __init__(self, weight: torch.Tensor, rank: int) -> None:
         super().__init__()
         rows, columns = weight.shape
-        self.a = nn.Parameter(torch.empty(2, rank, columns))
-        self.b = nn.Parameter(torch.zeros(2, rows // 3, rank))
-        for each in self.a.unbind():
+        # Apart, since gradients may be clipped by tensor.
+        self.a = nn.ParameterList(torch.empty(rank, columns) for _ in range(2))
+        self.b = nn.ParameterList(torch.zeros(rows // 3, rank) for _ in range(2))
+        for each in self.a:
             nn.init.kaiming_uniform_(each, math.sqrt(5))
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        queries, values = self.b @ self.a
+        queries, values = (b @ a for a, b in zip(self.a, self.b))
         return weight + torch.cat([queries, torch.zeros_like(queries), values])
 
 

@@ -80,6 +80,8 @@ class Schedule(TrainingDefaults):
         fields = asdict(self)
         if self.learning_rate_shape == "step" and self.weight_decay_end is None:
             del fields["epochs"]
+        if self.learning_rate_shape != "cosine":
+            del fields["learning_rate_rise"], fields["learning_rate_end"]
         return fields
 
 

@@ -153,10 +153,11 @@ def _model(
     """
     name, path, denoises = spec.model, spec.pretrained_model, spec.objective.DENOISES
     if not isinstance(name, str):
-        if denoises or path is not None or spec.input_layer is not None or spec.pretrained:
+        given = spec.input_layer, spec.lora, path
+        if denoises or spec.pretrained or any(one is not None for one in given):
             raise UserError(
                 "a module is trained as a classifier with its own weights and input layer: leave "
-                "pretrained_model and input_layer out, or name an architecture"
+                "pretrained_model, input_layer and lora out, or name an architecture"
             )
         return description, None, name, None
     input_layer = spec.input_layer or "normalize"

@@ -210,7 +210,18 @@ class ScheduleSpec(Checked):
                     f"{counted(fields['batch'], 'image')}: take a larger --batch"
                 )
             fields["batch"] //= copies
-        return Schedule(**fields)
+        schedule = Schedule(**fields)
+        rise, end, rate = (
+            getattr(schedule, f"learning_rate{one}") for one in ("_rise", "_end", "")
+        )
+        faults = {
+            f"--lr-rise {rise}: give less than the {counted(schedule.epochs, 'epoch')}": (
+                rise >= schedule.epochs
+            ),
+            f"--lr-end {end:g}: give less than the learning rate {rate:g}": end > rate,
+        }
+        refuse_any(faults, UsageError)
+        return schedule
 
 
 @dataclass(frozen=True)
@@ -432,14 +443,18 @@ class TrainSpec(DenoisedSpec):
         polls = votes or (objective.TEACHER == "drops" and teacher is not None)
         flag = "--classifier" if objective.DENOISES else "--teacher"
         own, is_plain = self.outdir / CHECKPOINT, not (self.finetune_quantized or self.route)
+        is_plain = is_plain and not objective.DENOISES
         refuse_any(
             {
-                "--denoiser, --resize and --lora are not for routers nor for networks of integers: "
-                "leave them out": bool(self.denoiser or self.resize or self.lora) and not is_plain,
+                "--denoiser, --resize and --lora are not for denoisers, routers and networks of "
+                "integers: leave them out": bool(self.denoiser or self.resize or self.lora)
+                and not is_plain,
                 "--unlabelled-weight weighs the images of --use-unlabelled: name their file, or "
                 "leave it out": self.unlabelled_weight is not None and self.use_unlabelled is None,
                 "--sync-bn exchanges statistics in the midst of an update, where --cuda-graph "
                 "cannot: leave one out": execution.synchronized_norm and execution.cuda_graph,
+                "--cuda-graph keeps one weight decay, and --weight-decay-end changes it: leave one "
+                "out": bool(execution.cuda_graph) and self.schedule.weight_decay_end is not None,
                 "--sync-bn computes statistics of whole batches, --micro-batch of parts: leave one "
                 "of them out": execution.synchronized_norm and has_micro_batch,
                 "--finetune-quantized needs a --pretrained-model of integers, and their exact "

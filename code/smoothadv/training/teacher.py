@@ -17,11 +17,12 @@ from smoothadv.base.errors import UserError
 from smoothadv.base.files import cached, digest, keep
 from smoothadv.base.progress import Progress
 from smoothadv.datasets import ImageDataset
-from smoothadv.models.checkpoint import digest_of
-from smoothadv.models.load import load, load_checkpoint
+from smoothadv.models.checkpoint import digest_of, read_checkpoint
+from smoothadv.models.load import RESIZE, load, load_checkpoint
 from smoothadv.models.name import LIBRARY, members_of, parse_model
 from smoothadv.models.spec import ModelSpec
 from smoothadv.noise import GaussianNoise, Purpose
+from smoothadv.records.logs import DENOISER
 from smoothadv.statistics import Draws
 from smoothadv.training.spec import TrainSpec
 from smoothadv.voting.classifier import optimized_for_inference
@@ -161,8 +162,18 @@ def load_teacher(spec: TrainSpec, training: ImageDataset, device: torch.device) 
     if not spec.objective.DENOISES or parse_model(name).kind != LIBRARY:
         if members_of(name).mean is not None:
             raise UserError(f"the teacher {name} is an ensemble: name one checkpoint")
-        base = load_checkpoint(name, images, input_layer=input_layer)
+        asked: dict[str, Any] = {"input_layer": input_layer}
+        if "behind" in read_checkpoint(name):
+            if spec.denoiser is None:
+                raise UserError(
+                    f"the teacher {name} was trained behind a denoiser: name that with --denoiser"
+                )
+            asked |= {"denoiser": spec.denoiser, "timestep": spec.timestep, "resize": spec.resize}
+            asked["sigma"] = spec.objective.noise_sd
+        base = load_checkpoint(name, images, **asked)
         network, sha256 = base.module, base.settings["checkpoint_sha256"]
+        if spec.denoiser is not None:
+            sha256 = digest_of([sha256, base.settings.get(DENOISER), base.settings.get(RESIZE)])
     elif name.startswith("onnx:"):
         raise UserError(f"{name} has no gradients: name the network of which it was exported")
     else:
