@@ -512,7 +512,7 @@ def test_an_architecture_is_trained_on_arrays_and_certified(tmp_path):
         ),
         ({"schedule": {"lr": 1}}, UserError, "schedule: found 'lr', expected epochs, batch"),
         ({"epoks": 3}, TypeError, "unexpected keyword argument 'epoks'"),
-        ({"input_layer": "center"}, UserError, "leave pretrained_model and input_layer out"),
+        ({"input_layer": "center"}, UserError, "leave pretrained_model, input_layer and lora out"),
         ({"model": nn.Flatten()}, UserError, "there is nothing to train"),
         (
             {"model": torch.inference_mode()(network)()},

@@ -100,7 +100,7 @@ def test_released_checkpoint_is_read(arch, prefix, tmp_path):
 def test_network_of_integers_takes_nothing_before_it(given, monkeypatch):
     integers = IntegerNetwork((1, 8, 8), 0, torch.zeros(1), ())
     base = BaseClassifier(nn.Sequential(integers), {}, [])
-    monkeypatch.setattr(models_load, "_from_checkpoints", lambda spec: base)
+    monkeypatch.setattr(models_load, "_from_checkpoints", lambda spec, dataset: base)
     flag = "--" + next(iter(given)).replace("_", "-")
     with pytest.raises(UserError, match=f"whole grey levels: leave {flag} out$"):
         models_load.load(ModelSpec(model="any", dataset="digits", sigma=0.25, **given))
