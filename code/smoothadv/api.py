@@ -280,7 +280,7 @@ def _training_images(
     test: Any,
     test_labels: Any,
     num_classes: int | None,
-    resize: str | None,
+    resize: Any,
 ) -> str | tuple[ImageDataset, ImageDataset]:
     """The name of a dataset, or the images to train and to test on; UserError where they cannot
     be had.
@@ -371,11 +371,11 @@ def called_from(function: str) -> tuple[str, ...]:
     return (f"smoothadv.{function}", *sys.argv)
 
 
-def _seeing(model: ModelName, resize: str | None) -> ModelName:
+def _seeing(model: ModelName, resize: Any) -> ModelName:
     """A model as images are given to it: a module that resizes them first."""
     if resize is None or not isinstance(model.source, torch.nn.Module):
         return model
-    return ModelName(resized(model.source, side_and_filter(str(resize))), MODULE)
+    return ModelName(resized(model.source, checked("resize", resize, side_and_filter)), MODULE)
 
 
 def dataset_of(

@@ -78,6 +78,8 @@ SHARED = {
         "data_dir": NAME,
     },
     **{"denoiser": NAME, "device": [*NAME[1:], 2**70, "", "x"]},
+    **{"timestep": [*CHOICE[:-1], 1.5], "resize": [*CHOICE[:-1], 0, 1.5, 4097, "8:area"]},
+    "local_noise": [*CHOICE[:-1], 0, 11, "0.1:0", "0.1:1001"],
 }
 ATTACKED = {"num_noise_vec": UP_TO_A_MILLION, "restarts": COUNT, "attack_batch": UP_TO_A_MILLION}
 KEYWORDS = {

@@ -2,7 +2,8 @@
 DATASET@SIZE: photographs of several sizes in the commands.
 """
 
-from decimal import Decimal
+from decimal import ROUND_DOWN, Decimal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import smoothadv
+from smoothadv.base.errors import UserError
 from smoothadv.datasets import get_dataset
 from smoothadv.datasets.preparation import Preparation
 from smoothadv.datasets.sources import imagenet
@@ -63,6 +65,31 @@ def test_radii_are_those_of_the_arrays_rounded_down(checkpoint, pictures, capsys
         assert name == ("abstains" if row.predict == -1 else str(row.predict))
         assert Decimal(radius) <= Decimal(row.radius) < Decimal(radius) + Decimal("0.001")
     assert (rows.radius > 0.01).sum() >= 2
+
+
+@pytest.mark.parametrize("given", [{"resize": 8}, {"local_noise": 0.25}, {"timestep": 3}], ids=str)
+def test_what_stands_before_a_model_stands_before_it_for_single_images(
+    checkpoint, pictures, capsys, given
+):
+    """In Python, such a setting may be a number."""
+    [(name, value)] = given.items()
+    option = (f"--{name.replace('_', '-')}", value)
+    outcome = call(
+        capsys, "certify", "images", "digits", checkpoint, 0.25, "pictures", *OPTIONS, *option
+    )
+    call_in_python = partial(
+        smoothadv.certify, checkpoint, pictures[:-1], sigma=0.25, n=300, device="cpu"
+    )
+    if name == "timestep":
+        assert refused(outcome, "--timestep is for a diffusion model", code=2)
+        with pytest.raises(UserError, match="^timestep is for a diffusion model"):
+            call_in_python(**given)
+        return
+    _, *lines = printed(outcome)
+    radii = [Decimal(line[-1]) for line in lines]
+    rows = call_in_python(**given)
+    assert radii == [Decimal(r).quantize(Decimal("0.001"), ROUND_DOWN) for r in rows.radius]
+    assert list(rows.radius) != list(call_in_python().radius)
 
 
 def test_predictions_have_no_radius_and_abstain(checkpoint, pictures, capsys):

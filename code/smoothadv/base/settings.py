@@ -393,8 +393,11 @@ def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any
         raise SettingError(f"{name}: {found_value(value)}, expected a smaller one") from None
     wants_number = isinstance(parsed, (int, float))
     is_text = isinstance(plain, (str, os.PathLike, type(parsed)))
-    # What has a type of its own, like a radius, may be written as a number or as a text.
-    is_meant = is_number if wants_number else is_text or isinstance(parsed, kinds)
+    # What has a type or a grammar of its own, like a radius or a step, may be a number or a text.
+    is_own = isinstance(parsed, kinds) or (
+        isinstance(parsed, str) and is_number and parse is not str
+    )
+    is_meant = is_number if wants_number else is_text or is_own
     if not is_meant:
         raise SettingError(
             f"{name}: {found_value(value)}, expected {'a number' if wants_number else 'a name'}"

@@ -21,8 +21,8 @@ from smoothadv.records.writer import WrittenLog
 
 Spec = TypeVar("Spec", bound=EvaluationSpec)
 _IMAGE_FIELDS = (
-    "dataset model sigma n n0 alpha sound arch input_layer pretrained denoiser "
-    "data_dir batch precision compile seed device tf32 threads"
+    "dataset model sigma n n0 alpha sound arch weights input_layer pretrained denoiser timestep "
+    "resize local_noise data_dir batch precision compile seed device tf32 threads"
 ).split()
 """The settings that the subcommand ``images`` has."""
 CONTINUED = "every finished example is in the log; run the same command again to continue"
