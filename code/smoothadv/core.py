@@ -21,10 +21,10 @@ from smoothadv.statistics.bounds import failure_upper_bound, radius_of
 from smoothadv.statistics.error_spending import rows_of
 from smoothadv.statistics.prediction import predict
 from smoothadv.statistics.ranges import check
+from smoothadv.statistics.votes import NO_LABEL
 from smoothadv.voting.counter import Poll, VoteCounter
 
 Answer = TypeVar("Answer")
-_NO_LABEL = -2
 
 
 class Smooth:
@@ -99,7 +99,7 @@ class Smooth:
         rows_of.set(kept_rows)
         procedure: Procedure = PROCEDURES[method](smoothing, **settings)
         procedure.require_one_classifier()
-        return self._run(x, procedure.run(_NO_LABEL), min(batch_size, max(n0, n)), stream)
+        return self._run(x, procedure.run(NO_LABEL), min(batch_size, max(n0, n)), stream)
 
     def predict(
         self,

@@ -5,6 +5,7 @@ cannot be had.
 import copy
 import sys
 from dataclasses import replace
+from importlib import import_module
 from unittest import mock
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from smoothadv.architectures import get_architecture, made_architecture
-from smoothadv.architectures.libraries import library_network
+from smoothadv.architectures.libraries import LIBRARIES, library_network
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import describe_dataset
 from smoothadv.models.load import classifier_digest
@@ -170,6 +171,12 @@ def test_missing_package_is_one_line(name, package, extra, monkeypatch):
         UserError, match=f"{name} needs the package {package}: pip install 'smoothadv.{extra}.'"
     ):
         library_network(name, pretrained=False)
+
+
+def test_missing_package_of_a_plug_in_is_called_by_its_own_name(monkeypatch):
+    monkeypatch.setitem(LIBRARIES, "mine", lambda *made: import_module("nowhere"))
+    with pytest.raises(UserError, match="mine:x needs the package nowhere: pip install nowhere$"):
+        library_network("mine:x", pretrained=False)
 
 
 @needs("timm")

@@ -275,5 +275,11 @@ def test_gradients_and_formats_of_a_plug_in_can_be_named(workplace, checkpoint, 
         assert call(capsys, "attack", *attack, "mine").code == 0
     finally:
         ESTIMATORS.pop("mine", None)
-    outcome = call(capsys, "analyze", "summary", "logs/shapes.tsv", "--format", "count", *mine)
+    summary = ["analyze", "summary", "logs/shapes.tsv", "--format", "count", *mine]
+    outcome = call(capsys, *summary)
     assert (outcome.code, outcome.out.strip()) == (0, "1 rows")
+    Path("notes").write_text("of mine")
+    for _ in range(2):
+        assert call(capsys, *summary, "-o", "table").code == 0
+        assert Path("table").read_text() == "1 rows"
+        assert refused(call(capsys, *summary, "-o", "notes"), "notes holds no table")

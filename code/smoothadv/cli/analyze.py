@@ -151,12 +151,14 @@ def _write_table(table: Any, asked: AnalyzeOptions) -> None:
     decimals, key = 1 if asked.decimals is None else asked.decimals, table.columns[0].key
     # A table begins with its first column.
     starts = b"| ", b"\\begin{tabular}", f"{key},".encode(), f'[\n  {{\n    "{key}"'.encode(), b"[]"
-    for path in asked.output:
-        refuse_to_replace(path, "table", *starts)
     if not asked.output:
         sys.stdout.write(FORMATS[asked.format or "markdown"](table, decimals))
-    for path in asked.output:
-        write_text(path, FORMATS[asked.format or _BY_ENDING[path.suffix.lower()]](table, decimals))
+    forms = {path: asked.format or _BY_ENDING[path.suffix.lower()] for path in asked.output}
+    texts = {path: FORMATS[form](table, decimals) for path, form in forms.items()}
+    for path, text in texts.items():  # or as the format of a plug-in begins
+        refuse_to_replace(path, "table", *starts, text[:10].encode() or b"| ")
+    for path, text in texts.items():
+        write_text(path, text)
 
 
 def _files(name: str, makes: str, asked: AnalyzeOptions) -> list[tuple[str, Path]]:

@@ -78,9 +78,10 @@ def library_network(
     except UserError:
         raise
     except ModuleNotFoundError as error:
-        extra = "transformers" if kind == "hf" else kind
+        extra = f"'smoothadv[{'transformers' if kind == 'hf' else kind}]'"
+        is_own = LIBRARIES[kind].__module__.startswith(f"{__name__}.")
         raise UserError(
-            f"{name} needs the package {error.name}: pip install 'smoothadv[{extra}]'"
+            f"{name} needs the package {error.name}: pip install {extra if is_own else error.name}"
         ) from error
     except Exception as error:  # of a library, or of a network connection
         if not pretrained:
