@@ -78,7 +78,8 @@ class DnCNN(nn.Module):
     normalization.
 
     Layers, their names and the constant of batch normalization are those of the denoisers that
-    Salman et al. (2020) released. A new one is the identity.
+    Salman et al. (2020) released; these began with orthogonal weights, and their batch
+    normalization had a momentum of 0.95. A new one here is the identity, and has PyTorch's 0.1.
     """
 
     def __init__(self, image_channels: int, depth: int, width: int) -> None:

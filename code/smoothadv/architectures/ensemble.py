@@ -1,4 +1,6 @@
-"""An ensemble of classifiers as one classifier, which may vote without asking all its members."""
+"""An ensemble of classifiers as one classifier, which may vote without asking all its members, as
+those of Horvath et al. (ICLR 2022); here, the vote is always that of all.
+"""
 
 from collections.abc import Sequence
 from functools import reduce

@@ -1,5 +1,9 @@
 """Sequential certification on a grid of radii: as many draws as the decision needs, at the same
 level alpha.
+
+Sampling until fixed radii are decided is after Horvath et al. (ICLR 2022), a number of draws that
+depends on the input after Chen et al. (AAAI 2022), bounds that hold at every look after Voracek
+(NeurIPS 2024); the tables are those of ``error_spending``.
 """
 
 import math

@@ -1,5 +1,5 @@
 """Sequential certification with bounds on p_A and on the strongest rival: as many draws as the
-decision needs.
+decision needs. Whom this follows is in ``adaptive``.
 """
 
 import math
