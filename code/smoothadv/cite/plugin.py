@@ -1,0 +1,7 @@
+"""Registers the command ``cite``."""
+
+from smoothadv.base.annexes import COMMANDS, Addition
+
+COMMANDS.register("cite")(
+    Addition("smoothadv.cite.command:main", "print the BibTeX entries of what made logs")
+)
