@@ -1,23 +1,21 @@
-"""cite: the BibTeX entries of what made logs, each with the components that it is for.
+"""cite: the BibTeX entries of what made logs, each below the components that it is for.
 
-Logs, their manifests and the records of trainings are read, no checkpoint. No torch.
+Logs, their manifests and the records of trainings are read, but no checkpoint. No torch.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from smoothadv.analysis.facts import facts_of
 from smoothadv.base.errors import UserError, escape, warn
-from smoothadv.base.files import read_json, write_text
-from smoothadv.base.registry import Registry
+from smoothadv.base.files import write_text
 from smoothadv.base.settings import Checked, output_file, setting
 from smoothadv.cli.runner import Options, Parser, given_settings, run
-from smoothadv.records.logs import ARGUMENTS
+from smoothadv.records.logs import flat, training_record
 from smoothadv.records.readers import kind_of_log
 
 _EXAMPLES = """examples:
@@ -25,10 +23,10 @@ _EXAMPLES = """examples:
   python code/cite.py logs models/pgd_0.25 -o made_with.bib
   python code/cite.py logs/pgd_0.25.tsv --keys
 """
-CITATIONS: Registry[str] = Registry("citation")
-"""BibTeX entries of components of plug-ins, by kind and recorded name, like "objective MyLoss"."""
-_COHEN, _MORE = "cohen2019certified", "?"
+_COHEN, _UNKNOWN = "cohen2019certified", "?"
 _SEQUENTIAL = f"{_COHEN} horvath2022boosting chen2022input voracek2024treatment lan1983discrete"
+# By kind and name, as records have it or as a pattern: keys of references.bib, in the order of the
+# output. "" is nothing to cite; "?", or no entry, is what no record tells.
 CREDITS: dict[str, dict[str, str]] = {
     "method": {"randomized smoothing": _COHEN},
     "certification procedure": {
@@ -38,7 +36,6 @@ CREDITS: dict[str, dict[str, str]] = {
         "top-k": f"{_COHEN} jia2020certified",
     },
     "stages": {"cascade": "jeong2023multiscale", "router": "sun2026dual"},
-    "ensemble": {"*": "horvath2022boosting"},
     "noise": {
         "GaussianNoise": "",  # that of randomized smoothing
         "RoundedGaussianNoise": "jin2022getting voracek2023sound",
@@ -56,9 +53,9 @@ CREDITS: dict[str, dict[str, str]] = {
         "Distillation": "vaishnavi2022accelerating",
         **dict.fromkeys(("MeanSquaredError", "DenoisedStability"), "salman2020denoised"),
     },
-    "data policy": {"DataPolicy": "sun2025average"},
     "training": {},
-    "starting weights": {"*": f"hendrycks2019using {_MORE}"},
+    "data policy": {"DataPolicy": "sun2025average"},
+    "starting weights": {"*": f"hendrycks2019using {_UNKNOWN}"},
     "pseudo-labelled images": {"*": "carmon2019unlabeled"},
     "teacher": {},
     "low-rank adaptation": {"*": "hu2022lora"},
@@ -70,28 +67,28 @@ CREDITS: dict[str, dict[str, str]] = {
     "denoiser": {
         "*dncnn*": "salman2020denoised zhang2017beyond",
         "openai:*": "carlini2023certified nichol2021improved dhariwal2021diffusion",
-        "diffusers:*": f"carlini2023certified ho2020denoising vonplaten2022diffusers {_MORE}",
+        "diffusers:*": f"carlini2023certified ho2020denoising vonplaten2022diffusers {_UNKNOWN}",
     },
     "local noise": {"*": "zhang2023diffsmooth"},
-    "library": {
+    "network": {
         "integer": "jacob2018quantization lin2021integer",
         "timm": "wightman2019timm",
         "torchvision": "torchvision2016",
         "hf": "wolf2020transformers",
-        "onnx": f"bai2019onnx {_MORE}",
-    },
-    "architecture": {
+        "onnx": "bai2019onnx",
+        "module": "",  # a user's own
+        "mean of *": "horvath2022boosting",
         "wide_resnet*": "zagoruyko2016wide",
-        **dict.fromkeys(("resnet[-0-9]*", "*_resnet[0-9]*"), "he2016deep"),
+        **dict.fromkeys(("resnet[0-9]*", "*_resnet[0-9]*", "*/resnet-*"), "he2016deep"),
         "lenet": "lecun1998gradient",
         "*dncnn*": "zhang2017beyond",
-        "beit[_-]*": "bao2022beit",
-        "vit[_-]*": "dosovitskiy2021image",
+        **dict.fromkeys(("beit_*", "*/beit-*"), "bao2022beit"),
+        **dict.fromkeys(("vit_*", "*/vit-*"), "dosovitskiy2021image"),
     },
     "dataset": {
         **dict.fromkeys(("cifar10", "cifar100"), "krizhevsky2009learning"),
-        **dict.fromkeys(("cifar10.1", "cifar10.1-v4"), "recht2018cifar krizhevsky2009learning"),
-        "cifar10-c": "hendrycks2019benchmarking krizhevsky2009learning",
+        "cifar10.1*": "recht2018cifar krizhevsky2009learning",
+        "cifar10-c*": "hendrycks2019benchmarking krizhevsky2009learning",
         "mnist": "lecun1998gradient",
         "fashion-mnist": "xiao2017fashion",
         "svhn": "netzer2011reading",
@@ -99,48 +96,41 @@ CREDITS: dict[str, dict[str, str]] = {
         "imagenet": "russakovsky2015imagenet",
         "imagenet32": "chrabaszcz2017downsampled russakovsky2015imagenet",
         "tiny-imagenet": "le2015tiny russakovsky2015imagenet",
-        "hf-dataset": f"lhoest2021datasets {_MORE}",
-        **dict.fromkeys(("imagefolder", "npz"), _MORE),
+        "hf-dataset*": f"lhoest2021datasets {_UNKNOWN}",
+        **dict.fromkeys(("imagefolder*", "npz*"), _UNKNOWN),
     },
     "software": {"smoothadv": "smoothadv"},
 }
-"""By kind and name, as records have it or as a pattern: keys of ``references.bib``, in the order of
-the output. "" is nothing to cite; "?", and what is not here, is what no record tells.
-"""
+# The kinds of components, by where a record has them, in the form of ``flat``.
 _PLACES = {
-    "*.denoiser.arch": "denoiser",
-    "*.behind.arch": "denoiser",
-    "*.arch": "architecture",
-    "*.dataset": "dataset",
-    "*.objective.name": "objective",
-    "*.data_policy.name": "data policy",
-    "*.pretrained_sha256": "starting weights",
-    "*.pseudo_labelled_fingerprint": "pseudo-labelled images",
-    "*.teacher_sha256": "teacher",
-    "*.lora": "low-rank adaptation",
-    "*.attack.name": "attack",
-    "*.attack.estimator": "gradient",
-    "*.attack.estimator.name": "gradient",
-    ".noise": "noise",
-    ".method": "certification procedure",
-    ".local_noise": "local noise",
-    ".checkpoint_sha256*.logits": "ensemble",
-    ".checkpoint_sha256*.probabilities": "ensemble",
+    "smoothing": "method",
+    "software": "software",
+    "stages": "stages",
+    "noise": "noise",
+    "method": "certification procedure",
+    "local_noise": "local noise",
+    r"training\.\d+": "training",
+    r"(.*\.)?dataset": "dataset",
+    r"(.*\.)?(denoiser|behind)(\.\d+)?\.arch": "denoiser",
+    r"(training\.(\d+\.)?)?arch": "network",
+    r"(.*\.)?objective\.name": "objective",
+    r"(.*\.)?data_policy\.name": "data policy",
+    r"(.*\.)?pretrained_sha256": "starting weights",
+    r"(.*\.)?pseudo_labelled_fingerprint": "pseudo-labelled images",
+    r"(.*\.)?teacher_sha256": "teacher",
+    r"(.*\.)?lora": "low-rank adaptation",
+    r"(.*\.)?attack\.name": "attack",
+    r"(.*\.)?attack\.estimator(\.name)?": "gradient",
 }
-"""Which kind of component stands where in a record, the first that fits."""
-_BETWEEN_MODELS = re.compile(r" > |\+| \(mean of \w+\)")
-_OF_ANY_NETWORK = "onnx", "module"
-"""Libraries that do not name the architecture."""
-_KEY = re.compile(r"^@\w+\{([^,\s]+)", re.MULTILINE)
-_DIGEST = 64
+_BETWEEN_NETWORKS = re.compile(r" > |\+|:| \(|\)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CiteSpec(Checked):
-    """What ``cite`` is asked for: entries of what made ``logs``."""
+    """Print the entries of what made ``logs``, or write them to ``output``."""
 
-    logs: tuple[str, ...] = setting(
-        parse=str,
+    logs: tuple[Path, ...] = setting(
+        parse=Path,
         flag="logs",
         metavar="LOG",
         help="log of certify, predict, attack or train, also a released one; or a folder of logs",
@@ -151,118 +141,85 @@ class CiteSpec(Checked):
     )
 
 
-def bibliography() -> dict[str, str]:
-    """The BibTeX entries of this package and of plug-ins, by key."""
-    own = Path(__file__).with_name("references.bib").read_text(encoding="utf-8")
-    entries = re.split(r"^(?=@)", "\n".join([own, *CITATIONS.values()]), flags=re.MULTILINE)
-    return {key: entry.strip() for entry in entries for key in _KEY.findall(entry)}
-
-
 def keys_of(kind: str, name: str) -> list[str]:
     """The keys for a component; "?" is among them where there is more than is known."""
-    if f"{kind} {name}" in CITATIONS:
-        return _KEY.findall(CITATIONS[f"{kind} {name}"])
     known = (keys for pattern, keys in CREDITS[kind].items() if fnmatchcase(name, pattern))
-    return next(known, _MORE).split()
+    return next(known, _UNKNOWN).split()
 
 
-def components(path: Path) -> Iterator[tuple[str, str]]:
-    """What made a log: kinds in ``CREDITS`` and names, "" where nothing tells them; UserError where
-    its manifest cannot be read.
+def components(path: Path) -> list[tuple[str, str]]:
+    """What made a log, by kind and name, "" for a name that nothing tells; UserError where its
+    manifest cannot be read.
     """
     kind = kind_of_log(path)
     facts = facts_of("prediction" if kind == "prediction" else "certification", path, {})
-    record = _training_beside(path) if kind == "training" else facts.settings
-    if not record:  # its path may tell something
-        record = {name: facts.get(name) for name in ("dataset", "arch")}
-        record |= {name: {"name": facts.get(name)} for name in ("objective", "attack")}
-    yield "method", "randomized smoothing"
-    if "sigmas" in record:
-        yield "stages", "cascade" if "threshold" in record else "router"
-    expected = {"objective": "training", "architecture": "architecture", "dataset": "dataset"}
-    if kind == "certification":
-        expected["certification procedure"] = "certification procedure"
-    for place, value in _leaves(record):
-        of = next((of for pattern, of in _PLACES.items() if fnmatchcase(place, pattern)), "")
-        if of and value not in (None, False):
-            expected.pop(of, None)
-            yield from _named(of, str(value))
-        elif place == ".training":  # of a member, or a stage, whose training is not recorded
-            yield "training", ""
-    yield from ((unknown, "") for unknown in expected.values())
-    yield "software", "smoothadv"
+    trained = {"training": training_record(path.parent)["recipe"]}
+    record = trained if kind == "training" else facts.settings
+    if not any(record.values()):
+        told = {name: {"name": facts.get(name)} for name in ("objective", "attack")}
+        record = {"dataset": facts.get("dataset"), "arch": facts.get("arch"), **told}
+    listed = {
+        name: {str(place): one or "not recorded" for place, one in enumerate(value)}
+        for name, value in record.items()
+        if isinstance(value, list)
+    }
+    record = {
+        "smoothing": "randomized smoothing",
+        "stages": "sigmas" in record and ("cascade" if "threshold" in record else "router"),
+        "software": "smoothadv",
+        **record,
+        **listed,
+    }
+    found = [
+        (of, one)
+        for place, value in flat(record).items()
+        for pattern, of in _PLACES.items()
+        if value and re.fullmatch(pattern, place)
+        for one in (_BETWEEN_NETWORKS.split(value) if of == "network" else [str(value)])
+        if one
+    ]
+    needed = ["objective", "network", "dataset", "certification procedure"]
+    needed = needed[: 3 + (kind == "certification")]
+    return [*found, *((of, "") for of in needed if of not in dict(found))]
 
 
-def _training_beside(path: Path) -> dict[str, Any]:
-    """What the record beside a training's log says of it; nothing where there is none."""
-    try:
-        return {"training": read_json(path.with_name(ARGUMENTS))["recipe"]}
-    except (OSError, LookupError, TypeError, ValueError):
-        return {}
-
-
-def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """The values in a record that hold no others, each after its place, like ".attack.name"."""
-    if isinstance(value, dict):
-        for name, each in value.items():
-            yield from _leaves(each, f"{place}.{name}")
-    elif isinstance(value, list):
-        for each in value:
-            yield from _leaves(each, place)
-    else:
-        yield place, value
-
-
-def _named(kind: str, value: str) -> Iterator[tuple[str, str]]:
-    """The components of a kind that a value in a record names."""
-    if kind == "dataset":
-        yield kind, value.partition(":")[0]
-    elif kind != "architecture":
-        yield kind, value[:12] if len(value) == _DIGEST else value
-    else:
-        for name in filter(None, _BETWEEN_MODELS.split(value)):
-            library, colon, network = name.rpartition(":")
-            if colon:
-                yield "library", library
-            if library not in _OF_ANY_NETWORK:
-                yield kind, Path(network).name.lower()
-
-
-def cite(spec: CiteSpec) -> str:
-    """The entries, or their keys, of what made the logs of a spec; warns of what no record tells.
-
-    UserError where a log cannot be read, or there is none.
+def reasons(places: Iterable[Path]) -> dict[str, list[str]]:
+    """Why to cite what, by key, for the logs that files and folders are; UserError where one cannot
+    be read, or there is none.
     """
-    made: dict[tuple[str, str], list[Path]] = {}
-    for path in (path for named in spec.logs for path in _logs(Path(named))):
-        for component in dict.fromkeys(components(path)):
-            made.setdefault(component, []).append(path)
-    reasons: dict[str, list[str]] = {}
-    for kind in CREDITS:
-        for (of, name), paths in made.items():
-            for key in keys_of(of, name) if of == kind else ():
-                others = f" and {len(paths) - 1:,} more" if paths[1:] else ""
-                words = f"{kind} {name}".strip()
-                reasons.setdefault(key, []).append(f"{words} of {escape(str(paths[0]))}{others}")
-    if unknown := reasons.pop(_MORE, []):
-        warn(f"no record tells what else to cite for: {', '.join(unknown)}")
-    if spec.keys:
-        return rf"\cite{{{','.join(reasons)}}}" + "\n"
-    known = bibliography()
-    parts = (
-        "".join(f"% why: {reason}\n" for reason in why) + f"{known[key]}\n"
-        for key, why in reasons.items()
-    )
-    return "\n".join(parts)
+    made: dict[tuple[str, str], Path] = {}
+    for place in places:
+        files = sorted(place.rglob("*")) if place.is_dir() else [place]
+        logs = [path for path in files if kind_of_log(path)]
+        if not logs:
+            raise UserError(
+                f"{place} is no log of certify, predict, attack or train, nor holds one"
+            )
+        for path in logs:
+            made = dict.fromkeys(components(path), path) | made
+    found: dict[str, list[str]] = {}
+    for (kind, name), path in sorted(made.items(), key=lambda one: [*CREDITS].index(one[0][0])):
+        for key in keys_of(kind, name):
+            words = f"{kind} {escape(name, 40)}".strip()
+            found.setdefault(key, []).append(f"{words} of {escape(str(path))}")
+    return found
 
 
-def _logs(place: Path) -> list[Path]:
-    """The logs that an argument names; UserError where there is none."""
-    files = sorted(place.rglob("*")) if place.is_dir() else [place]
-    logs = [path for path in files if kind_of_log(path)]
-    if not logs:
-        raise UserError(f"{place} is no log of certify, predict, attack or train, nor holds one")
-    return logs
+def _cite(parser: Parser, options: Options, command: Sequence[str]) -> None:
+    spec = CiteSpec(**given_settings(CiteSpec, options))
+    found = reasons(spec.logs)
+    if unknown := found.pop(_UNKNOWN, []):
+        warn(f"nothing tells what to cite for: {', '.join(unknown)}")
+    entries = Path(__file__).with_name("references.bib").read_text(encoding="utf-8").split("\n\n")
+    by_key = {entry.partition("{")[2].partition(",")[0]: entry.strip() for entry in entries}
+    parts = [
+        "".join(f"% why: {one}\n" for one in why) + f"{by_key[key]}\n" for key, why in found.items()
+    ]
+    text = rf"\cite{{{','.join(found)}}}" + "\n" if spec.keys else "\n".join(parts)
+    if spec.output is None:
+        print(text, end="")
+    else:
+        write_text(spec.output, text)
 
 
 _make_parser = partial(
@@ -271,17 +228,6 @@ _make_parser = partial(
     kinds=[CiteSpec],
     epilog=_EXAMPLES,
     description="Print the BibTeX entries of what made logs: certification procedure, training "
-    "objective, attack, network, data, ..., each below a comment that says why it is there.",
+    "objective, attack, network, data, ..., each below comments that say why it is there.",
 )
-
-
-def _cite(parser: Parser, options: Options, command: Sequence[str]) -> None:
-    spec = CiteSpec(**given_settings(CiteSpec, options))
-    text = cite(spec)
-    if spec.output is None:
-        print(text, end="")
-    else:
-        write_text(spec.output, text)
-
-
 main = partial(run, "cite", _make_parser, _cite)

@@ -150,12 +150,18 @@ def recorded_settings(log: Path) -> dict[str, Any]:
         return {}
 
 
-def recorded_runs(folder: Path) -> list[dict[str, Any]]:
-    """What the record of a training in ``folder`` says of its runs; none if it cannot be read."""
+def training_record(folder: Path) -> dict[str, Any]:
+    """What the record of a training in ``folder`` says: its "recipe" and its "runs"; nothing of
+    both if it cannot be read.
+    """
     try:
-        return [run for run in read_json(folder / ARGUMENTS)["runs"] if isinstance(run, dict)]
+        content = read_json(folder / ARGUMENTS)
+        return {
+            "recipe": {**content.get("recipe", {})},
+            "runs": [run for run in content["runs"] if isinstance(run, dict)],
+        }
     except (OSError, LookupError, TypeError, ValueError):
-        return []
+        return {"recipe": {}, "runs": []}
 
 
 def read_manifest_file(log: Path) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 Stage j has a base classifier f_j and noise N_j of standard deviation sigma_j. With a threshold p0
 in [1/2, 1), the cascade g(x) is the class b of the first stage j < K with P[f_j(x + N_j) = b] > p0;
 where there is none, it is the most probable class of stage K. This is multi-scale smoothing (Jeong
-and Shin, NeurIPS 2023), which also has the bound on all other classes at the stages before, but from
-asymptotic intervals. The bounds from finitely many draws, with alpha undivided, and the sequential
-form are this package's.
+and Shin, NeurIPS 2023), which also bounds all other classes at the stages before, but by asymptotic
+intervals. The bounds from finitely many draws, with alpha undivided, and the sequential form are
+this package's.
 
 A certificate states that g is class c on the closed ball of radius R around x. The selection draws
 choose c and a stage k; all bounds below are from other draws. It is true if, on that ball,

@@ -3,8 +3,8 @@
 Stage j has a base classifier f_j and noise of standard deviation sigma_j; its smoothed class is the
 most probable one. The router h is a classifier of images into the numbers of the stages, with noise
 of its own. g(x) is the class of the stage that the smoothed router chooses for x (dual randomized
-smoothing, Sun, Mao and Vechev, ICLR 2026). If the router chooses k on the closed ball of radius R around x, and stage k has class c
-there, then g is c on that ball.
+smoothing, Sun, Mao and Vechev, ICLR 2026). If the router chooses k on the closed ball of radius R
+around x, and stage k has class c there, then g is c on that ball.
 
 The selection draws choose k and c. R is the smaller one of the radii that ``two-sided`` certifies
 for the router's k and for the stage's c, each at alpha. Of the two true radii, the smaller one

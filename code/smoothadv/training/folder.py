@@ -32,7 +32,7 @@ from smoothadv.records.logs import (
     TRAINING_COLUMNS,
     TRAINING_LOG,
     differing_fields,
-    recorded_runs,
+    training_record,
     tsv,
 )
 from smoothadv.training.low_rank import merged_fields
@@ -85,12 +85,14 @@ class RunFolder:
 
     def _open_existing(self) -> None:
         existing, launch = self.existing, self.runs[0]["launch"]
-        if launch is not None and launch in [one.get("launch") for one in recorded_runs(self.path)]:
+        if launch is not None and launch in [
+            one.get("launch") for one in training_record(self.path)["runs"]
+        ]:
             existing = "resume"
         if existing == "refuse":
             held = f"a trained model ({CHECKPOINT})"
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-                epochs = recorded_runs(self.path)[-1]["epochs"]
+                epochs = training_record(self.path)["runs"][-1]["epochs"]
                 done = len((self.path / TRAINING_LOG).read_text().splitlines()) - 1
                 if done < epochs:
                     held = f"a training of which {done} of {counted(epochs, 'epoch')} are done"

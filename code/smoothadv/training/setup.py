@@ -33,7 +33,7 @@ from smoothadv.models.checkpoint import (
 from smoothadv.models.hub import checkpoint_digest
 from smoothadv.models.load import denoiser_before
 from smoothadv.noise import derive_generator
-from smoothadv.records.logs import recorded_runs
+from smoothadv.records.logs import training_record
 from smoothadv.training.folder import RunFolder
 from smoothadv.training.low_rank import adapt, merge
 from smoothadv.training.routing import routed
@@ -65,7 +65,7 @@ def train(spec: TrainSpec, report: Callable[[str], None] = print) -> Trained:
     SIGTERM.
     """
     processes = Processes(is_launched())
-    before = recorded_runs(spec.outdir)[-1:] if spec.existing == "resume" else []
+    before = training_record(spec.outdir)["runs"][-1:] if spec.existing == "resume" else []
     device = device_of_run(spec, dict(*before), processes, says=False)
     spec.execution.check(device)
     for name in spec.track:  # before there is a folder

@@ -11,7 +11,7 @@ from smoothadv.base.cpus import suitable_threads, usable_cpus
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import describe_dataset, source_of
 from smoothadv.datasets.preparation import split_location
-from smoothadv.records.logs import recorded_runs
+from smoothadv.records.logs import training_record
 
 
 @cache
@@ -45,5 +45,5 @@ def use_threads(run: Any, resumed: Path | None = None) -> None:
                 shape = describe_dataset(run.dataset, run.data_dir).image_shape
                 threads = suitable_threads(shape, most)
             if resumed is not None:
-                threads = min(int(recorded_runs(resumed)[-1]["torch_threads"]), most)
+                threads = min(int(training_record(resumed)["runs"][-1]["torch_threads"]), most)
     torch.set_num_threads(threads or most)
