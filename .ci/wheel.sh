@@ -31,5 +31,7 @@ smoothadv --version
 smoothadv train digits digits_resnet8 model --noise 0.25 --recipe smoke --epochs 1 --device cpu
 smoothadv certify digits model/checkpoint.pth.tar 0.25 log.tsv --max 5 --N 100 --device cpu
 smoothadv analyze summary log.tsv --radii 0.25
+smoothadv cite log.tsv model -o made.bib
+grep -q '^@misc{smoothadv,' made.bib
 smoothadv sweep plan digits-smoke
 python -c 'import smoothadv; print(len(smoothadv.certify("model/checkpoint.pth.tar", "digits", sigma=0.25, n=100, limit=2)))'

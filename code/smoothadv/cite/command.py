@@ -222,7 +222,7 @@ def _cite(parser: Parser, options: Options, command: Sequence[str]) -> None:
         write_text(spec.output, text)
 
 
-_make_parser = partial(
+make_parser = partial(
     Parser,
     prog="cite",
     kinds=[CiteSpec],
@@ -230,4 +230,4 @@ _make_parser = partial(
     description="Print the BibTeX entries of what made logs: certification procedure, training "
     "objective, attack, network, data, ..., each below comments that say why it is there.",
 )
-main = partial(run, "cite", _make_parser, _cite)
+main = partial(run, "cite", make_parser, _cite)
