@@ -92,6 +92,7 @@ OVER_INPUTS = [
     ),
     ([*replaced(CERTIFY, outfile="model.tar"), "--resume"], USAGE, ["model.tar"]),
     (["analyze", "table", "log.tsv", "-o", "log.tsv"], USAGE, ["log.tsv"]),
+    (["cite", "log.tsv", "-o", "log.tsv"], USAGE, ["log.tsv"]),
     (["sweep", "report", "grid.toml", "-o", "grid.toml"], USAGE, ["grid.toml"]),
 ]
 ATTACK_USAGES = [
@@ -388,6 +389,7 @@ CASES = [
     (["analyze", "summary", "corrupt.tar"], FAILURE, ["corrupt.tar"]),
     (["analyze", "summary", "binary"], FAILURE, ["binary"]),
     (["analyze", "summary", "header.tsv"], FAILURE, ["header.tsv", "no rows"]),
+    *((["cite", "log.tsv", one], FAILURE, [one, "no log"]) for one in ("folder", "gone", "binary")),
     # Paths that name no file.
     *(
         ([*command, path], USAGE, ["OUTFILE", f"'{path}'", "the file to write"])

@@ -19,6 +19,7 @@ import smoothadv.cli
 from smoothadv.architectures import INPUT_LAYERS
 from smoothadv.base.settings import INPUT_LAYER_NAMES, PRECISION_NAMES, any_seed
 from smoothadv.cards import push
+from smoothadv.cite import command as cite
 from smoothadv.cli import (
     COMMANDS,
     analyze,
@@ -87,6 +88,7 @@ FIRST_STEPS = {
     ],
     "sweep": ["sweep.command.read_grids"],
     "list": ["cli.list.recipe_names"],
+    "cite": ["cite.command.reasons"],
 }
 
 
@@ -330,6 +332,8 @@ WITHOUT_TORCH = [
     (["analyze", "--help"], 0),
     (["analyze", "plot", "--help"], 0),
     (["analyze", "tabel"], 2),
+    (["cite", "--help"], 0),
+    (["cite", "nowhere"], 1),
     (["push", "--help"], 0),
     (["push", "model.pth.tar", "me"], 2),
     (["sweep", "--help"], 0),
@@ -398,6 +402,7 @@ MAKERS = [
         attack.make_parser,
         quantize.make_parser,
         push.make_parser,
+        cite.make_parser,
     ),
     *(
         quantize.export_parser,

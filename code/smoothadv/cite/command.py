@@ -26,7 +26,7 @@ _EXAMPLES = """examples:
 _COHEN, _UNKNOWN = "cohen2019certified", "?"
 _SEQUENTIAL = f"{_COHEN} horvath2022boosting chen2022input voracek2024treatment lan1983discrete"
 # By kind and name, as records have it or as a pattern: keys of references.bib, in the order of the
-# output. "" is nothing to cite; "?", or no entry, is what no record tells.
+# output. "" is nothing to cite; "?", or no entry, is what no record tells. A plug-in may add its own.
 CREDITS: dict[str, dict[str, str]] = {
     "method": {"randomized smoothing": _COHEN},
     "certification procedure": {
@@ -213,7 +213,7 @@ def _cite(parser: Parser, options: Options, command: Sequence[str]) -> None:
     entries = Path(__file__).with_name("references.bib").read_text(encoding="utf-8").split("\n\n")
     by_key = {entry.partition("{")[2].partition(",")[0]: entry.strip() for entry in entries}
     parts = [
-        "".join(f"% why: {one}\n" for one in why) + f"{by_key[key]}\n" for key, why in found.items()
+        "".join(f"% why: {one}\n" for one in why) + f"{by_key.get(key, f'% {key}')}\n" for key, why in found.items()
     ]
     text = rf"\cite{{{','.join(found)}}}" + "\n" if spec.keys else "\n".join(parts)
     if spec.output is None:
