@@ -21,6 +21,7 @@ from support.staged import write_stages
 
 BIB = (CODE / "smoothadv/cite/references.bib").read_text()
 ENTRIES = dict(re.findall(r"(?ms)^@\w+\{(\w+),\n(.*?)^\}", BIB))
+# What records call the kind of each registry; "" is cited by nobody.
 KINDS = {
     **{kind: kind for kind in ("objective", "attack", "certification procedure", "dataset")},
     **{"objective of denoisers": "objective", "architecture": "network", "denoiser": "denoiser"},
@@ -28,7 +29,6 @@ KINDS = {
     **{kind: "" for kind in ("analysis", "command", "format", "function", "list")},
     "function of networks of integers": "",
 }
-"""What records call the kind of each registry; "" is cited by nobody."""
 
 
 def own_components() -> list[tuple[str, str]]:
@@ -131,7 +131,7 @@ EACH = {
 }
 
 
-UNKNOWN = {"cohen": "certification procedure of", "router.tsv": "training not recorded of"}
+UNKNOWN = {"cohen": "certification procedure unknown of", "router.tsv": "training not recorded of"}
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -144,7 +144,7 @@ def test_keys_of_logs_of_each_kind(name, logs, capsys):
     assert UNKNOWN.get(name, "") in outcome.err and outcome.err.count("\n") == (name in UNKNOWN)
 
 
-def test_each_entry_is_printed_once_with_its_reasons(logs, workplace, capsys):
+def test_each_entry_is_printed_once_with_its_reasons(logs, workplace, capsys, monkeypatch):
     printed = call(capsys, "cite", logs)
     assert call(capsys, "cite", logs, "-o", "made.bib").out == ""
     assert (workplace / "made.bib").read_text() == printed.out
@@ -155,3 +155,6 @@ def test_each_entry_is_printed_once_with_its_reasons(logs, workplace, capsys):
         assert text in BIB and re.fullmatch(r"(% why: .+ of /.+\n)+", comments)
     assert f"% why: objective Macer of {logs}/trained/log.txt\n@inproceedings{{zhai" in printed.out
     assert f"% why: certification procedure exact of {logs}/" in printed.out
+    monkeypatch.setitem(CREDITS["objective"], "Macer", "of_a_plugin")
+    printed = call(capsys, "cite", logs / "trained").out
+    assert f"% why: objective Macer of {logs}/trained/log.txt\n% of_a_plugin\n\n" in printed

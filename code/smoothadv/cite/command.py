@@ -26,7 +26,7 @@ _EXAMPLES = """examples:
 _COHEN, _UNKNOWN = "cohen2019certified", "?"
 _SEQUENTIAL = f"{_COHEN} horvath2022boosting chen2022input voracek2024treatment lan1983discrete"
 # By kind and name, as records have it or as a pattern: keys of references.bib, in the order of the
-# output. "" is nothing to cite; "?", or no entry, is what no record tells. A plug-in may add its own.
+# output. "" is nothing to cite; "?", or no entry, is what no record tells. Plug-ins add their own.
 CREDITS: dict[str, dict[str, str]] = {
     "method": {"randomized smoothing": _COHEN},
     "certification procedure": {
@@ -148,16 +148,16 @@ def keys_of(kind: str, name: str) -> list[str]:
 
 
 def components(path: Path) -> list[tuple[str, str]]:
-    """What made a log, by kind and name, "" for a name that nothing tells; UserError where its
-    manifest cannot be read.
+    """What made a log, by kind and name, "unknown" where nothing tells the name; UserError where
+    its manifest cannot be read.
     """
     kind = kind_of_log(path)
     facts = facts_of("prediction" if kind == "prediction" else "certification", path, {})
     trained = {"training": training_record(path.parent)["recipe"]}
     record = trained if kind == "training" else facts.settings
     if not any(record.values()):
-        told = {name: {"name": facts.get(name)} for name in ("objective", "attack")}
-        record = {"dataset": facts.get("dataset"), "arch": facts.get("arch"), **told}
+        record = {name: facts.get(name) for name in ("dataset", "arch")}
+        record |= {name: {"name": facts.get(name)} for name in ("objective", "attack")}
     listed = {
         name: {str(place): one or "not recorded" for place, one in enumerate(value)}
         for name, value in record.items()
@@ -175,12 +175,12 @@ def components(path: Path) -> list[tuple[str, str]]:
         for place, value in flat(record).items()
         for pattern, of in _PLACES.items()
         if value and re.fullmatch(pattern, place)
-        for one in (_BETWEEN_NETWORKS.split(value) if of == "network" else [str(value)])
+        for one in (_BETWEEN_NETWORKS.split(str(value)) if of == "network" else [str(value)])
         if one
     ]
-    needed = ["objective", "network", "dataset", "certification procedure"]
-    needed = needed[: 3 + (kind == "certification")]
-    return [*found, *((of, "") for of in needed if of not in dict(found))]
+    needed = ["objective", "network", "dataset"]
+    needed += ["certification procedure"] * (kind == "certification")
+    return [*found, *((of, "unknown") for of in needed if of not in dict(found))]
 
 
 def reasons(places: Iterable[Path]) -> dict[str, list[str]]:
@@ -196,12 +196,12 @@ def reasons(places: Iterable[Path]) -> dict[str, list[str]]:
                 f"{place} is no log of certify, predict, attack or train, nor holds one"
             )
         for path in logs:
-            made = dict.fromkeys(components(path), path) | made
+            made |= {one: made.get(one, path) for one in components(path)}
     found: dict[str, list[str]] = {}
     for (kind, name), path in sorted(made.items(), key=lambda one: [*CREDITS].index(one[0][0])):
         for key in keys_of(kind, name):
-            words = f"{kind} {escape(name, 40)}".strip()
-            found.setdefault(key, []).append(f"{words} of {escape(str(path))}")
+            why = f"{kind} {escape(name, 40)} of {escape(str(path))}"
+            found.setdefault(key, []).append(why)
     return found
 
 
@@ -213,7 +213,8 @@ def _cite(parser: Parser, options: Options, command: Sequence[str]) -> None:
     entries = Path(__file__).with_name("references.bib").read_text(encoding="utf-8").split("\n\n")
     by_key = {entry.partition("{")[2].partition(",")[0]: entry.strip() for entry in entries}
     parts = [
-        "".join(f"% why: {one}\n" for one in why) + f"{by_key.get(key, f'% {key}')}\n" for key, why in found.items()
+        "".join(f"% why: {one}\n" for one in why) + by_key.get(key, f"% {key}") + "\n"
+        for key, why in found.items()
     ]
     text = rf"\cite{{{','.join(found)}}}" + "\n" if spec.keys else "\n".join(parts)
     if spec.output is None:
