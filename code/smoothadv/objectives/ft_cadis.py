@@ -1,4 +1,4 @@
-"""FT-CADIS (Jang et al., 2025): fine-tuning behind a frozen denoiser, on the copies that it leaves
+"""FT-CADIS (Jang et al., 2024): fine-tuning behind a frozen denoiser, on the copies that it leaves
 recognizable.
 """
 
