@@ -156,8 +156,12 @@ def components(path: Path) -> list[tuple[str, str]]:
     trained = {"training": training_record(path.parent)["recipe"]}
     record = trained if kind == "training" else facts.settings
     if not any(record.values()):
-        record = {name: facts.get(name) for name in ("dataset", "arch")}
-        record |= {name: {"name": facts.get(name)} for name in ("objective", "attack")}
+        record = {
+            "dataset": facts.get("dataset"),
+            "arch": facts.get("arch"),
+            "objective": {"name": facts.get("objective")},
+            "attack": {"name": facts.get("attack")},
+        }
     listed = {
         name: {str(place): one or "not recorded" for place, one in enumerate(value)}
         for name, value in record.items()
