@@ -3,6 +3,7 @@ are those of CITATION.cff.
 """
 
 import re
+from pathlib import Path
 
 import pytest
 from torch import nn
@@ -15,7 +16,7 @@ from smoothadv.base.settings import settings_record
 from smoothadv.cite.command import CREDITS, keys_of
 from smoothadv.models.name import MEANS
 from support.analyzed_folder import COHEN, ORACLE, certification
-from support.commands import CODE, call, succeed
+from support.commands import CODE, call, refused, succeed
 from support.diffusion import small_unet
 from support.staged import write_stages
 
@@ -146,7 +147,12 @@ def test_keys_of_logs_of_each_kind(name, logs, capsys):
 
 def test_each_entry_is_printed_once_with_its_reasons(logs, workplace, capsys, monkeypatch):
     printed = call(capsys, "cite", logs)
-    assert call(capsys, "cite", logs, "-o", "made.bib").out == ""
+    for _ in range(2):
+        assert call(capsys, "cite", logs, "-o", "made.bib").out == ""
+    Path("mine.bib").write_text("@misc{mine}")
+    assert refused(
+        call(capsys, "cite", logs / "trained", "-o", "mine.bib"), "mine.bib holds no output of cite"
+    )
     assert (workplace / "made.bib").read_text() == printed.out
     keys = re.findall(r"^@\w+\{(\w+),", printed.out, re.MULTILINE)
     assert call(capsys, "cite", logs, "--keys").out == f"\\cite{{{','.join(keys)}}}\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from smoothadv.analysis.facts import facts_of
 from smoothadv.base.errors import UserError, escape, warn
-from smoothadv.base.files import write_text
+from smoothadv.base.files import refuse_to_replace, write_text
 from smoothadv.base.settings import Checked, output_file, setting
 from smoothadv.cli.runner import Options, Parser, given_settings, run
 from smoothadv.records.logs import flat, training_record
@@ -224,6 +224,7 @@ def _cite(parser: Parser, options: Options, command: Sequence[str]) -> None:
     if spec.output is None:
         print(text, end="")
     else:
+        refuse_to_replace(spec.output, "output of cite", b"% why: ", rb"\cite{")
         write_text(spec.output, text)
 
 
