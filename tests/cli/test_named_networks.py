@@ -199,7 +199,10 @@ def test_photographs_are_prepared_as_the_network_expects(place):
             "nets.py:make: code comes from plug-ins: register the function in nets.py, add --plug",
             2,
         ),
-        (("imagefolder:grey", "torchvision:resnet18", 0.25, "--no-pretrained"), "3 channels", 1),
+        *(
+            (("imagefolder:grey", "torchvision:resnet18", 0.25, *options), "3 channels", 1)
+            for options in (["--no-pretrained"], ["--no-pretrained", "--input-layer", "half"])
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_line(place, words, message, code, capsys):

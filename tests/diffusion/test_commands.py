@@ -2,6 +2,7 @@
 what is refused.
 """
 
+import math
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,16 @@ def test_log_says_which_step_and_is_repeated_verified_and_attacked(
     outcome = call(capsys, "attack", *attack)
     assert outcome.code == 0, outcome.err
     assert any(float(row["attack_norm"]) > 0 for row in rows(Path("out/against.tsv")))
+    others = {"--resize": "8:bicubic", "--local-noise": "0.1:4"}
+    for flag, other in others.items():  # another function: its flips would refute nothing
+        words = [*attack, flag, other]
+        where = attack.index(flag) if flag in attack else len(attack)
+        for changed in (words, [*attack[:where], *attack[where + 2 :]]):
+            if changed != attack:
+                refusal = call(capsys, "attack", *changed, "--overwrite")
+                name = flag.strip("-").replace("-", "_")
+                assert refusal.code == 1
+                assert f"log.tsv certifies something else: {name} was" in refusal.err
 
 
 def test_noise_is_that_of_the_step_and_the_radius_that_of_sigma(unet, checkpoint, monkeypatch):
@@ -163,6 +174,8 @@ def faulty(unet, workplace) -> dict[str, Path]:
             name: weight[:30] if name.endswith("out_layers.3.weight") else weight
             for name, weight in weights.items()
         },
+        "damaged": {**weights, "out.2.weight": weights["out.2.weight"] * math.nan},
+        "holed": {name: one for name, one in weights.items() if name != "middle_block.1.norm.bias"},
         "flat": {**weights, "time_embed.0.weight": torch.zeros(128)},
         "colour": OpenAIUNet(Shape(3, 6, 32, (32, 32), 1, (False, True), True, False)).state_dict(),
         "odd": OpenAIUNet(Shape(1, 2, 32, (32,) * 5, 1, (False,) * 5, True, False)).state_dict(),
@@ -176,6 +189,10 @@ def faulty(unet, workplace) -> dict[str, Path]:
     [
         (["openai:nowhere.pt"], ["openai:nowhere.pt", "cannot be read", "No such file"]),
         (["openai:."], ["openai:.", "cannot be read"]),
+        (["openai"], ["names no file: write openai:FILE.pt or diffusers:FOLDER"]),
+        (["UNET.pt"], ["not the name of their architecture: --denoiser openai:"]),
+        (["openai:damaged"], ["--denoiser openai:damaged makes an image with NaN"]),
+        (["openai:holed"], ["is no U-Net of OpenAI's", "lacks middle_block.1.norm.bias"]),
         (["openai:truncated"], ["openai:truncated", "cannot be read"]),
         (["openai:text"], ["openai:text", "cannot be read"]),
         (["openai:empty"], ["openai:empty", "cannot be read"]),
@@ -198,7 +215,8 @@ def test_what_is_no_such_model_is_one_line(
     options, words, faulty, unet, checkpoint, workplace, capsys
 ):
     before = snapshot(workplace)
-    options = [f"openai:{unet}" if one == "UNET" else one for one in options]
+    given = {"UNET": f"openai:{unet}", "UNET.pt": unet}
+    options = [given.get(one, one) for one in options]
     command = ["certify", "digits", checkpoint, 0.25, "log.tsv", *QUICK, "--denoiser", *options]
     assert refused(call(capsys, *command), *words)
     assert snapshot(workplace) == before
@@ -208,7 +226,10 @@ def test_what_is_no_such_model_is_one_line(
     ("options", "words"),
     [
         (["--timestep", "nearest"], ["--timestep is for a diffusion model"]),
-        (["--timestep", "soon", "--denoiser", "openai:x"], ["--timestep", "'soon'"]),
+        (
+            ["--timestep", "soon", "--denoiser", "openai:x"],
+            ["--timestep", "'soon' is not released, nearest or the number"],
+        ),
         (["--timestep", -1, "--denoiser", "openai:x"], ["--timestep", "-1"]),
         (["--resize", "big"], ["--resize", "'big'"]),
         (["--resize", "0"], ["--resize", "'0'"]),
@@ -283,12 +304,20 @@ def test_teacher_that_was_trained_behind_it_stands_behind_it(behind, unet, capsy
     train += ["--evaluate-images", 1, "--batch", 4]
     refusal = call(capsys, "train", *train)
     assert refused(refusal, "the teacher behind/checkpoint.pth.tar was trained behind a denoiser")
+    stability = ["digits", "digits_dncnn", "d", "--noise", 0.25, "--objective", "stability"]
+    refusal = call(capsys, "train_denoiser", *stability, "--classifier", behind, "--device", "cpu")
+    assert refused(refusal, "--classifier behind/checkpoint.pth.tar was trained behind a denoiser")
     taught, load_of = [], teachers.load_teacher
     monkeypatch.setattr(
         "smoothadv.training.setup.load_teacher",
         lambda *given: taught.append(load_of(*given)) or taught[0],
     )
-    succeed("train", *train, "--denoiser", f"openai:{unet}", "--resize", 12)
+    outcome = call(capsys, "train", *train, "--denoiser", f"openai:{unet}", "--timestep", 1200)
+    assert outcome.code == 0 and "the teacher: the model was trained behind another" in outcome.err
+    taught.clear()
+    capsys.readouterr()
+    outcome = call(capsys, "train", *train, "--denoiser", f"openai:{unet}", "--overwrite")
+    assert outcome.code == 0 and "the teacher" not in outcome.err
     images, spec = torch.rand(2, 1, 8, 8), {"model": str(behind), "dataset": "digits"}
     base = load(ModelSpec(**spec, sigma=0.25, denoiser=f"openai:{unet}", resize="12"))[1]
     with torch.inference_mode():

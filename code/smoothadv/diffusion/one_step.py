@@ -103,9 +103,12 @@ def load_diffusion(
     ``noise_sd``, the noise of the step, which the denoiser is to get in place of sigma. UserError
     where the model cannot be had, does not fit the images or has no such step.
     """
+    kind, _, place = name.partition(":")
     try:
-        read = _of_openai if name.startswith("openai:") else _of_diffusers
-        model, (takes, returns), facts = read(Path(name.partition(":")[2]).expanduser())
+        if not place:
+            raise UserError("it names no file: write openai:FILE.pt or diffusers:FOLDER")
+        read = _of_openai if kind == "openai" else _of_diffusers
+        model, (takes, returns), facts = read(Path(place).expanduser())
         if takes != image_shape[0] or returns not in (takes, 2 * takes):
             raise UserError(
                 f"it takes images of {takes} channels and returns {returns}; these have "
@@ -131,7 +134,7 @@ def _of_openai(path: Path) -> _Read:
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can raise nearly anything
-        raise UserError(f"the file cannot be read: {first_line(error)}") from error
+        raise UserError(f"the file cannot be read: {first_line(error)[:120]}") from error
     if not isinstance(weights, dict) or not all(
         isinstance(name, str) and torch.is_tensor(value) and value.is_floating_point()
         for name, value in weights.items()

@@ -308,11 +308,13 @@ def unet_of(weights: Mapping[str, torch.Tensor]) -> OpenAIUNet:
         raise UserError(f"{_NO_UNET}: {first_line(error)}") from error
     expected = {name: tensor.shape for name, tensor in unet.state_dict().items()}
     for name in [*expected, *weights]:
-        found, wanted = getattr(weights.get(name), "shape", None), expected.get(name)
+        if name not in weights:
+            raise UserError(f"{_NO_UNET}: it lacks {name}")
+        found, wanted = weights[name].shape, expected.get(name)
         if found != wanted:
             raise UserError(
-                f"{name} has the shape {found and list(found)}, which does not fit the rest of the "
+                f"{name} has the shape {list(found)}, which does not fit the rest of the "
                 f"file: expected {'no such weight' if wanted is None else list(wanted)}"
             )
-    unet.load_state_dict(dict(weights), assign=True)
-    return unet.float().eval()
+    unet.load_state_dict({name: one.float() for name, one in weights.items()}, assign=True)
+    return unet.eval()

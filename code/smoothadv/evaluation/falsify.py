@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 _SAME = (
     "sigmas threshold "
-    "dataset split dataset_fingerprint checkpoint_sha256 module_sha256 denoiser input_layer sigma "
-    "precision"
+    "dataset split dataset_fingerprint checkpoint_sha256 module_sha256 weights_given denoiser "
+    "resize local_noise input_layer sigma precision"
 ).split()
 
 

@@ -215,9 +215,11 @@ def _content(path: Path, arch: str | None = None, chosen: str | None = None) -> 
         content = {**fields, "arch": arch, "state_dict": weights}
         missing = [] if weights else ["a dict of named tensors"]
     if "arch" in missing and weights:
+        way = "certify, predict and attack take it with --arch NAME and --input-layer"
+        if "time_embed.0.weight" in weights:
+            way = f"--denoiser openai:{path} takes a U-Net of OpenAI's"
         raise UserError(
-            f"checkpoint {path} holds weights, but not the name of their architecture: certify, "
-            "predict and attack take it with --arch NAME and --input-layer"
+            f"checkpoint {path} holds weights, but not the name of their architecture: {way}"
         )
     if missing:
         held = [f"{key}: {one}" if isinstance(one, Inert) else str(key) for key, one in pairs]
@@ -420,7 +422,7 @@ def check_recorded_images(
     ):
         recorded = content.get(field)
         if recorded is not None and list(recorded) != list(found):
-            trained, has = (
+            trained, now = (
                 escape(f"[{', '.join(map(str, values))}]", 200) for values in (recorded, found)
             )
             is_square = field == "image_shape" and recorded[1:2] == recorded[2:]
@@ -428,7 +430,7 @@ def check_recorded_images(
             hint = f"; --resize {recorded[-1]} of certify, predict and attack resizes" * has_size
             raise UserError(
                 f"checkpoint {path} does not fit dataset '{description.name}': it was trained with "
-                f"{field} {trained}, the dataset has {has}{hint}"
+                f"{field} {trained}, {'here are' if has_size else 'the dataset has'} {now}{hint}"
             )
 
 

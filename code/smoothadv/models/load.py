@@ -162,6 +162,7 @@ def _by_name(spec: Spec) -> tuple[Spec, BaseClassifier]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_generator("cpu", spec.seed).initial_seed())
         network = library_network(name, spec.pretrained)
+    takes = len(network.mean or ())
     if spec.input_layer is not None:
         layer = build_input_layer(spec.input_layer, spec.description)
         module = nn.Sequential(layer, network.module)
@@ -177,6 +178,10 @@ def _by_name(spec: Spec) -> tuple[Spec, BaseClassifier]:
         doubts.append(
             f"images are resized and cropped as {name} expects: radii are about {spec.dataset}"
         )
+    has = spec.description.image_shape[0]
+    if takes not in (0, has):
+        fit = f"{name} takes images of {takes} channels"
+        raise UserError(f"{fit}, '{spec.description.name}' has {has}")
     names, labels = _classes(network, spec.description, name)
     base = _from_module(network.normalized, replace(spec.description, class_names=names))
     settings = {**base.settings, "arch": name}
@@ -194,13 +199,10 @@ def _classes(
     """The names of a network's classes, and which of them each class of the images is; UserError
     where one is none of them.
     """
-    shape = images.image_shape
-    if network.mean and len(network.mean) != shape[0]:
-        fit = f"{name} takes images of {len(network.mean)} channels"
-        raise UserError(f"{fit}, '{images.name}' has {shape[0]}")
     usual = network.usual_names
     if not usual:
-        usual = tuple(map(str, range(probe(network.normalized, torch.full(shape, 0.5), name)[1])))
+        image = torch.full(images.image_shape, 0.5)
+        usual = tuple(map(str, range(probe(network.normalized, image, name)[1])))
     if usual == images.class_names:
         return usual, [*range(len(usual))]
     return usual, matched_classes(images.class_names, network.class_names, len(usual), name)
@@ -340,7 +342,8 @@ def denoiser_before(
     image = torch.full((1, *images.image_shape), 0.5)
     try:
         with torch.inference_mode():
-            found = list(network(image).shape)
+            made = network(image)
+            found = list(made.shape)
     except (RuntimeError, ValueError, TypeError) as error:
         raise UserError(
             f"--denoiser {name} does not run on images of shape {list(image.shape[1:])}: "
@@ -350,6 +353,8 @@ def denoiser_before(
         raise UserError(
             f"--denoiser {name} makes {found[1:]} of an image of shape {list(image.shape[1:])}"
         )
+    if not made.isfinite().all():
+        raise UserError(f"--denoiser {name} makes an image with NaN: its weights are damaged")
     return network, facts, _doubts("the denoiser", content, spec.dataset_name, sigma)
 
 
@@ -362,7 +367,7 @@ def _doubts(
     doubts, trained_on, noise_sd = [], content.get("dataset"), content.get("noise_sd")
     if None not in (trained_on, dataset) and trained_on != dataset:
         doubts.append(f"{name} was trained on '{trained_on}', not on '{dataset}'")
-    if noise_sd is not None and noise_sd != sigma:
+    if None not in (noise_sd, sigma) and noise_sd != sigma:
         doubts.append(
             f"{name} was trained with noise {noise_sd}; it is being smoothed with {sigma}"
         )

@@ -11,6 +11,7 @@ from smoothadv.base.settings import (
     INPUT_LAYER_NAMES,
     NEAREST,
     RELEASED,
+    SettingError,
     a_threshold,
     non_negative_int,
     number,
@@ -39,9 +40,13 @@ Spec = TypeVar("Spec", bound="ModelSpec")
 
 def timestep(text: str) -> str:
     """Parses "released", "nearest" or the number of a step."""
-    if text not in (RELEASED, NEAREST):
+    if text in (RELEASED, NEAREST):
+        return text
+    try:
         return str(non_negative_int(text))
-    return text
+    except SettingError:
+        expected = f"{RELEASED}, {NEAREST} or the number of a step"
+        raise SettingError(f"'{text}' is not {expected}") from None
 
 
 _side = number(int, "a number of pixels from 1 to 4,096", lambda v: 1 <= v <= 4096)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from smoothadv.base.distributed import Processes
-from smoothadv.base.errors import UserError
+from smoothadv.base.errors import UserError, warn
 from smoothadv.base.files import cached, digest, keep
 from smoothadv.base.progress import Progress
 from smoothadv.datasets import ImageDataset
@@ -162,18 +162,26 @@ def load_teacher(spec: TrainSpec, training: ImageDataset, device: torch.device) 
     if not spec.objective.DENOISES or parse_model(name).kind != LIBRARY:
         if members_of(name).mean is not None:
             raise UserError(f"the teacher {name} is an ensemble: name one checkpoint")
+        content = read_checkpoint(name)
         asked: dict[str, Any] = {"input_layer": input_layer}
-        if "behind" in read_checkpoint(name):
+        asked["resize"] = content.get("recipe", {}).get("resize")
+        if "behind" in content:
+            if spec.objective.DENOISES:
+                raise UserError(
+                    f"--classifier {name} was trained behind a denoiser: give one that was not"
+                )
             if spec.denoiser is None:
                 raise UserError(
                     f"the teacher {name} was trained behind a denoiser: name that with --denoiser"
                 )
-            asked |= {"denoiser": spec.denoiser, "timestep": spec.timestep, "resize": spec.resize}
+            asked |= {"denoiser": spec.denoiser, "timestep": spec.timestep}
             asked["sigma"] = spec.objective.noise_sd
         base = load_checkpoint(name, images, **asked)
+        for doubt in base.doubts:
+            warn(f"the teacher: {doubt}")
         network, sha256 = base.module, base.settings["checkpoint_sha256"]
-        if spec.denoiser is not None:
-            sha256 = digest_of([sha256, base.settings.get(DENOISER), base.settings.get(RESIZE)])
+        if before := [base.settings[one] for one in (DENOISER, RESIZE) if one in base.settings]:
+            sha256 = digest_of([sha256, before])
     elif name.startswith("onnx:"):
         raise UserError(f"{name} has no gradients: name the network of which it was exported")
     else:
