@@ -162,11 +162,6 @@ def _by_name(spec: Spec) -> tuple[Spec, BaseClassifier]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_generator("cpu", spec.seed).initial_seed())
         network = library_network(name, spec.pretrained)
-    takes = len(network.mean or ())
-    if spec.input_layer is not None:
-        layer = build_input_layer(spec.input_layer, spec.description)
-        module = nn.Sequential(layer, network.module)
-        network = replace(network, module=module, mean=None, std=None)
     if not spec.pretrained:
         doubts.append(
             f"{name} has random weights, drawn from --seed: use it only to try things out"
@@ -178,10 +173,14 @@ def _by_name(spec: Spec) -> tuple[Spec, BaseClassifier]:
         doubts.append(
             f"images are resized and cropped as {name} expects: radii are about {spec.dataset}"
         )
-    has = spec.description.image_shape[0]
+    has, takes = spec.description.image_shape[0], len(network.mean or ())
     if takes not in (0, has):
         fit = f"{name} takes images of {takes} channels"
         raise UserError(f"{fit}, '{spec.description.name}' has {has}")
+    if spec.input_layer is not None:
+        layer = build_input_layer(spec.input_layer, spec.description)
+        module = nn.Sequential(layer, network.module)
+        network = replace(network, module=module, mean=None, std=None)
     names, labels = _classes(network, spec.description, name)
     base = _from_module(network.normalized, replace(spec.description, class_names=names))
     settings = {**base.settings, "arch": name}
