@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from smoothadv.base.errors import UserError
+from smoothadv.base.errors import UserError, escape
 from smoothadv.records.logs import DENOISER, flat, manifest_beside
+from smoothadv.records.manifests import IMAGE_SET
 
 Value = str | float | int | bool | None
 
@@ -153,6 +154,11 @@ class Facts:
     def runs(self) -> list[dict[str, Any]]:
         """The runs that wrote the log, as the manifest describes them."""
         return (self.manifest or {}).get("runs", [])
+
+    @property
+    def image_set(self) -> str:
+        """What the images were named where the last run selected them; "" if they were not."""
+        return escape(self.runs[-1].get(IMAGE_SET, ""), 60) if self.runs else ""
 
     def replaced(self, name: str, value: Value, source: str) -> Facts:
         """A copy in which one hyper-parameter has another value, from another source."""

@@ -111,7 +111,8 @@ class Log:
     @property
     def selected(self) -> int | None:
         """The number of images that were selected for it; None where no manifest says so."""
-        return images_selected(self.facts.runs[-1]) if self.facts.runs else None
+        facts = self.facts
+        return images_selected(facts.settings, facts.runs[-1]) if facts.runs else None
 
     @property
     def progress(self) -> str:

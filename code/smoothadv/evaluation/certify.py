@@ -9,6 +9,7 @@ import numpy as np
 
 from smoothadv.base.errors import counted, warn
 from smoothadv.base.tables import kept_rows
+from smoothadv.evaluation.image_sets import labels_of
 from smoothadv.evaluation.log import Example, LogContent, begun, write_log
 from smoothadv.evaluation.setup import Evaluation, prepare
 from smoothadv.evaluation.specs import CertifySpec
@@ -93,10 +94,12 @@ def rehearse(spec: CertifySpec) -> str:
     if not evaluation.processes.is_first:
         return ""
     duration = timedelta(seconds=round(draws / rate / evaluation.processes.size))
+    labels = labels_of(evaluation.dataset)
+    classes = counted(len({labels[index] for index in indices}), "class") if labels else "?"
     return (
-        f"{len(missing):,} of {counted(len(indices), 'image')} of {name} are to be certified by "
-        f"{spec.method}: {most}{each} draws each, {draws:,} in all; {evaluation.device} makes "
-        f"{rate:,.0f} per second in batches of {evaluation.batch}, which takes {most}{duration}"
+        f"{len(missing):,} of {counted(len(indices), 'image')} of {classes} of {name} are to be "
+        f"certified by {spec.method}: {most}{each} draws each, {draws:,} in all; "
+        f"{evaluation.device} makes {rate:,.0f} per second in batches of {evaluation.batch}, which takes {most}{duration}"
     )
 
 

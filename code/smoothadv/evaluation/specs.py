@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,13 +29,13 @@ from smoothadv.base.settings import (
     perturbation_size,
     positive_int,
     probability,
-    refuse_any,
     setting,
     settings_of,
     up_to_a_million,
 )
-from smoothadv.datasets import SPLITS, DatasetDescription
+from smoothadv.datasets import SPLITS, DatasetDescription, ImageDataset
 from smoothadv.datasets.spec import RunSpec
+from smoothadv.evaluation.image_sets import image_set, images_named
 from smoothadv.evaluation.shards import Shard
 from smoothadv.models.name import STAGES
 from smoothadv.models.spec import ModelSpec
@@ -128,6 +128,15 @@ class EvaluationSpec(ModelSpec):
     skip: int = setting(
         1, parse=positive_int, metavar="K", group="images", help="take every K-th image"
     )
+    image_set: str | None = setting(
+        None,
+        parse=image_set,
+        flag="--images",
+        metavar="WHICH",
+        group="images",
+        help="take the images with the indices A-B (like 500-999); or per-class:N[:SEED], N random "
+        "images of each class; or those in a file, an index or the name of an image file in a line",
+    )
     limit: int | None = setting(
         None,
         parse=a_limit,
@@ -178,9 +187,13 @@ class EvaluationSpec(ModelSpec):
     attack: Any = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.image_set, Collection) and not isinstance(self.image_set, str):
+            self._set(image_set=",".join(map(str, self.image_set)))
         super().__post_init__()
         if self.n is None:
             self._set(n=PREDICTION_DRAWS)
+        if self.image_set is not None and (self.skip != 1 or self.limit is not None):
+            raise UsageError("--images is not read with --skip or --max: leave one of them out")
 
     def plugins(self, *architectures: str) -> dict[str, dict[str, str]]:
         """What settings record of the plug-ins that take part, with models of these
@@ -200,10 +213,13 @@ class EvaluationSpec(ModelSpec):
             images = {"dataset": self.dataset.description.name, "split": None}
         return {**images, **self.plugins(*architectures), **identity(self)}
 
-    def chosen_indices(self, size: int) -> range:
-        """The indices of the images to evaluate, of a dataset of this size."""
-        indices = range(0, size, self.skip)
-        return indices if self.limit is None else indices[: self.limit]
+    def chosen_indices(self, dataset: ImageDataset) -> Sequence[int]:
+        """The indices of the images to evaluate, of a dataset, ascending; UserError where it has
+        not those that were named.
+        """
+        if self.image_set is not None:
+            return images_named(self.image_set, dataset)
+        return range(0, len(dataset), self.skip)[: self.limit]
 
 
 def check_top_k(top_k: int, description: DatasetDescription) -> None:
@@ -471,15 +487,16 @@ class _OutdirSpec(AttackedSpec):
     )
 
     def __post_init__(self) -> None:
-        has_others = self.skip != 1 or self.limit is not None
-        faults = {
-            "attack: found None: give one, like PGD(0.5, 20)": self.attack is None,
-            "--only is not read with --skip or --max: leave one of them out": (
-                self.only is not None and has_others
-            ),
-        }
-        refuse_any(faults, UsageError)
+        if self.attack is None:
+            raise UsageError("attack: found None: give one, like PGD(0.5, 20)")
         super().__post_init__()
+        if self.only is not None:
+            named = ",".join(map(str, sorted({*self.only})))
+            if self.skip != 1 or self.limit is not None or self.image_set not in (None, named):
+                raise UsageError(
+                    "--only is not read with --images, --skip or --max: leave one of them out"
+                )
+            self._set(image_set=named)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -187,11 +187,9 @@ def manifest_beside(log: Path) -> dict[str, Any] | None:
     return read_manifest_file(log) if manifest_path(log).exists() else None
 
 
-def images_selected(run: dict[str, Any]) -> int | None:
-    """How many images a run selects: every ``skip``-th of ``images``, up to ``max``; None where it
-    does not say.
-    """
-    return len(images_of({}, run)) if {*SELECTION} <= run.keys() else None
+def images_selected(settings: dict[str, Any], run: dict[str, Any]) -> int | None:
+    """How many images a run selects; None where it does not say."""
+    return len(images_of(settings, run)) if {*SELECTION} <= run.keys() else None
 
 
 def format_radius(radius: float) -> str:
@@ -218,7 +216,7 @@ def tsv(columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
 
 def differing_fields(before: dict[str, Any], now: dict[str, Any]) -> str:
     """ "sigma was 0.25, now 0.5; ..." for the fields in which two records differ, "" if none; of
-    digests the beginnings.
+    digests and long lists of indices the beginnings.
     """
     # Through JSON, where a tuple is a list, since the earlier record may come from there.
     before, now = (flat(json.loads(json.dumps(record))) for record in (before, now))
@@ -231,7 +229,7 @@ def differing_fields(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 def _brief(value: Any) -> str:
     """A value of a manifest as messages show it."""
-    is_digest = isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value)
+    is_digest = isinstance(value, str) and re.fullmatch("[0-9a-f]{64}|[0-9,-]{64,}", value)
     return repr(value[:12] + "..." if is_digest else value)
 
 

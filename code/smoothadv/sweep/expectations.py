@@ -15,10 +15,12 @@ from smoothadv.cli import attack, certify, train, train_pgd
 from smoothadv.cli.options.training import spec_of, with_recipes
 from smoothadv.cli.runner import Options, Parser, reading
 from smoothadv.datasets import SPLITS, DatasetDescription, describe_dataset, get_dataset
+from smoothadv.evaluation.image_sets import images_named
 from smoothadv.evaluation.predict import specs_by_log
 from smoothadv.evaluation.specs import AttackSpec, CertifySpec
 from smoothadv.models.name import HUB
 from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
+from smoothadv.records.manifests import IMAGE_SET, record_of
 from smoothadv.sweep.stages import EvaluationExpectation, TrainingExpectation
 from smoothadv.training.schedule import Schedule
 from smoothadv.training.spec import TrainSpec
@@ -89,9 +91,10 @@ class CommandReader:
                 records = {spec.log: {**spec.identity(*archs), **procedure.record()}}
             else:
                 records = {log: one.identity(*archs) for log, one in specs_by_log(spec).items()}
+        images = _image_set(str(spec.dataset), spec.split, spec.data_dir, spec.image_set)
         return EvaluationExpectation(
             logs=tuple(log.absolute() for log in records),
-            settings=tuple(records.values()),
+            settings=tuple({**settings, IMAGE_SET: images} for settings in records.values()),
             skip=spec.skip,
             limit=spec.limit,
             denoiser=spec.denoiser,
@@ -137,6 +140,14 @@ def _make_parser(command: str, is_released: bool = False) -> Parser:
     if command in ("certify", "attack"):
         return (certify if command == "certify" else attack).make_parser()
     return (train if command == "train" else train_pgd).make_parser([_RELEASED] * is_released)
+
+
+@cache
+def _image_set(
+    dataset: str, split: str, data_dir: str | Path | None, named: str | None
+) -> dict[str, Any] | None:
+    """What a manifest records of a set of images."""
+    return named and record_of(images_named(named, get_dataset(dataset, split, data_dir)))
 
 
 @cache

@@ -18,6 +18,7 @@ from smoothadv.base.errors import UserError, counted
 from smoothadv.base.files import file_digest, read_json, write_text
 from smoothadv.models.name import HUB, Members
 from smoothadv.records import logs as records
+from smoothadv.records.manifests import images_of
 
 
 @dataclass(frozen=True)
@@ -200,10 +201,12 @@ class EvaluationStage:
         rows = _rows(log)
         if not rows and not records.manifest_path(log).exists():
             return StageProgress(0, None, "image")
+        chosen = {"skip": self.expected.skip, "max": self.expected.limit}
         try:
             manifest = records.read_manifest_file(log)
             self._refuse_other_settings(log, manifest["settings"], settings)
-            selected = range(0, sys.maxsize, self.expected.skip)[: self.expected.limit]
+            selected = images_of(manifest["settings"], {"images": sys.maxsize, **chosen})
+            selected = selected if isinstance(selected, range) else {*selected}
             for row in rows:
                 index = row.partition(b"\t")[0]
                 if index.isdigit() and int(index) not in selected:
@@ -211,9 +214,8 @@ class EvaluationStage:
         except UserError as error:
             return StageProgress(0, None, "image", str(error))
         # Of the dataset that the last run saw; unknown if it did not record the dataset's size.
-        selection = {"skip": self.expected.skip, "max": self.expected.limit}
-        runs = manifest["runs"]
-        total = records.images_selected({**runs[-1], **selection}) if runs else None
+        settings, runs = manifest["settings"], manifest["runs"]
+        total = records.images_selected(settings, {**runs[-1], **chosen}) if runs else None
         return StageProgress(len(rows), total, "image")
 
     def _refuse_other_settings(
