@@ -297,22 +297,18 @@ def value_fault(name, value):
     return "" if holds else f"says that {name} is {json.dumps(value)[:60]}, which cannot be"
 
 
-def indices_of(named):
-    """The indices in a manifest's record of images that have a name: a text like "0-4,17", their
-    count, and the SHA-256 of the indices, one a line; None where these disagree.
+def indices_of(record):
+    """The indices in a manifest's record of images that have a name, ascending; None where its
+    count, or the SHA-256 of the indices, one a line, is not theirs.
     """
-    if type(named) is not dict or named.keys() != {"count", "sha256", "indices"}:
+    text = str(record["indices"])
+    if not re.fullmatch("[0-9]{1,10}(,[0-9]{1,10})*", text):
         return None
-    some = "[0-9]{1,10}(-[0-9]{1,10})?"
-    if not re.fullmatch(f"{some}(,{some})*", str(named["indices"])):
-        return None
-    ends = [part.split("-") for part in named["indices"].split(",")]
-    ranges = [range(int(part[0]), int(part[-1]) + 1) for part in ends]
-    if named["count"] != sum(map(len, ranges)) or named["count"] > 10**7:
-        return None
-    found = [index for part in ranges for index in part]
-    lines = hashlib.sha256("".join(f"{index}\n" for index in found).encode()).hexdigest()
-    return found if found == sorted({*found}) and lines == named["sha256"] else None
+    found = [int(index) for index in text.split(",")]
+    lines = "".join(f"{index}\n" for index in found)
+    known = len(found), hashlib.sha256(lines.encode()).hexdigest()
+    ascends = all(one < other for one, other in zip(found, found[1:]))
+    return found if ascends and known == (record["count"], record["sha256"]) else None
 
 
 def images_of(settings, run):
@@ -352,7 +348,7 @@ def manifest_fault(manifest):
     if "image_set" in settings:
         if (found := indices_of(settings["image_set"])) is None:
             return "has an image_set whose count, sha256 and indices are not of one set"
-        selection, last = settings["image_set"]["indices"], found[-1]
+        selection, last = {"only": found}, found[-1]
     sigmas = settings.get("sigmas", [settings["sigma"]])
     usual = {"index": 0, "count": 1, "examples": selection}
     shard = settings.get("shard", usual)

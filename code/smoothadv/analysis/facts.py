@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from smoothadv.base.errors import UserError, escape
+from smoothadv.base.errors import UserError
 from smoothadv.records.logs import DENOISER, flat, manifest_beside
 from smoothadv.records.manifests import IMAGE_SET
 
@@ -23,6 +23,7 @@ Value = str | float | int | bool | None
 FIELDS = {
     "dataset": "dataset",
     "split": "split",
+    IMAGE_SET: "images",
     "arch": "architecture",
     "training": "training",
     "objective": "objective",
@@ -155,11 +156,6 @@ class Facts:
         """The runs that wrote the log, as the manifest describes them."""
         return (self.manifest or {}).get("runs", [])
 
-    @property
-    def image_set(self) -> str:
-        """What the images were named where the last run selected them; "" if they were not."""
-        return escape(self.runs[-1].get(IMAGE_SET, ""), 60) if self.runs else ""
-
     def replaced(self, name: str, value: Value, source: str) -> Facts:
         """A copy in which one hyper-parameter has another value, from another source."""
         return Facts({**self.values, name: value}, {**self.sources, name: source}, self.manifest)
@@ -195,6 +191,7 @@ def facts_of(kind: str, path: Path, stated: Mapping[str, Value]) -> Facts:
         if missing := [name for name in ("sigma", "N", "alpha") if name not in settings]:
             raise UserError(f"{path} is left in doubt: its manifest states no {missing[0]}")
         stages = " > ".join(f"{sigma:g}" for sigma in settings.get("sigmas", ()))
+        enter({IMAGE_SET: settings.get(IMAGE_SET, {}).get("named")}, "manifest")
         enter({"stages": stages, **{name: settings.get(name) for name in _SETTINGS}}, "manifest")
         read = _certification_facts if is_certification else _prediction_facts
         enter(read(settings), "manifest")

@@ -111,8 +111,8 @@ class Log:
     @property
     def selected(self) -> int | None:
         """The number of images that were selected for it; None where no manifest says so."""
-        facts = self.facts
-        return images_selected(facts.settings, facts.runs[-1]) if facts.runs else None
+        settings, runs = self.facts.settings, self.facts.runs
+        return images_selected(settings, runs[-1]) if runs else None
 
     @property
     def progress(self) -> str:

@@ -5,7 +5,6 @@ unless radii cannot be true, compared with their counts and with the largest tha
 import glob
 import math
 import os
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from smoothadv.base.errors import UserError, counted, escape
 from smoothadv.base.progress import Progress
 from smoothadv.base.tables import kept_rows
 from smoothadv.records.logs import DENOISER, is_manifest, is_shard_folder
-from smoothadv.records.manifests import METHODS
+from smoothadv.records.manifests import IMAGE_SET, METHODS
 from smoothadv.records.readers import READERS, DataFrame, kind_of_log, resembles_log
 from smoothadv.statistics import ABSTAIN, COUNT_COLUMNS, Procedure
 from smoothadv.statistics.bounds import maximum_radius
@@ -150,8 +149,8 @@ def _read(entry: _Found, kind: str, stated: Mapping[str, Value]) -> Log:
     table = READERS[kind](entry.path)
     facts = Facts() if kind == "training" else facts_of(kind, entry.path, stated)
     notes = (*table.attrs["notes"], *(() if kind == "training" else _notes_on_labels(table)))
-    if facts.image_set:
-        notes += (f"its images are those that --images {facts.image_set} names",)
+    if named := facts.get(IMAGE_SET):
+        notes += (f"its images are those that --images {named} names",)
     if kind == "prediction" and facts.manifest is None and facts.get("attack") is None:
         notes += ("its path names no attack: it is treated as predictions on clean images",)
     log = Log("", entry.path, entry.group, table, facts, notes, group_is_named=entry.group_is_named)
@@ -255,13 +254,12 @@ def _image_set_names(logs: Sequence[Log]) -> list[str]:
     stated = {key[:2]: key for key in keys if len(key) > 2}
     keys = [key if len(key) > 2 else stated.get(key, key[:1]) for key in keys]
     names: dict[tuple[object, ...], str] = {}
-    seen = Counter[str]()
     for key in dict.fromkeys(keys):
         of_set = [log for log, its in zip(logs, keys) if its == key]
-        named = next((f" of {log.facts.image_set}" for log in of_set if log.facts.image_set), "")
+        named = next((f" of {name}" for log in of_set if (name := log.facts.get(IMAGE_SET))), "")
         name = f"{key[0] or 'unknown dataset'}, {sizes_of(of_set)} images{named}"
-        seen[name] += 1
-        names[key] = f"{name} (set {seen[name]})" if seen[name] > 1 else name
+        alike = sum(other.partition(" (")[0] == name for other in names.values())
+        names[key] = f"{name} (set {alike + 1})" if alike else name
     return _if_several(names[key] for key in keys)
 
 

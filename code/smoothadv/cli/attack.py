@@ -118,8 +118,8 @@ def _attack(parser: Parser, options: Options, command: Sequence[str]) -> None:
         if isinstance(spec, FalsifySpec):
             # What repeats the attack on one certificate.
             changes = {"--batch": log.batch, "--attack-batch": log.attack_batch}
-            images = {"--images", "--only", "--skip", "--max", "--shard"}
-            without = {*images, "outdir", "--existing", "--png", "debug"}
+            without = {"--images", "--only", "--skip", "--max", "--shard"}
+            without |= {"outdir", "--existing", "--png", "debug"}
             words = command_line_of(parser, options, without, changes)
             verdict = falsifying.verdict(spec, certificates, log.table, log.path)
             _print_verdict(verdict, spec, parser.prog, words)

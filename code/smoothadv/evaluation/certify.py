@@ -99,7 +99,8 @@ def rehearse(spec: CertifySpec) -> str:
     return (
         f"{len(missing):,} of {counted(len(indices), 'image')} of {classes} of {name} are to be "
         f"certified by {spec.method}: {most}{each} draws each, {draws:,} in all; "
-        f"{evaluation.device} makes {rate:,.0f} per second in batches of {evaluation.batch}, which takes {most}{duration}"
+        f"{evaluation.device} makes {rate:,.0f} per second in batches of {evaluation.batch}, which "
+        f"takes {most}{duration}"
     )
 
 

@@ -68,20 +68,16 @@ class Certificates:
     settings: dict[str, Any]
     top_k: int = 1
 
-    def restricted_to(self, spec: FalsifySpec, chosen: Collection[int]) -> Certificates:
-        """Only the certificates of the images that were ``chosen`` by name, or of those that --skip
-        and --max leave; UserError if there are none.
+    def restricted_to(self, chosen: Collection[int]) -> Certificates:
+        """Only the certificates of the ``chosen`` images; UserError if there are none.
 
         Images without a certificate count too: the selection must not depend on which images are
         certified.
         """
-        images = [index for index in self.images if index % spec.skip == 0][: spec.limit]
-        if spec.image_set is not None and spec.only is None:
-            images = sorted({*images}.intersection(chosen))
+        images = sorted({*self.images}.intersection(chosen))
         claims = {index: self.claims[index] for index in images if index in self.claims}
         if not claims:
-            left = "--skip and --max leave" if spec.image_set is None else "--images names"
-            raise UserError(f"{self.path} certifies none of the images that {left}")
+            raise UserError(f"{self.path} certifies none of the images that were chosen")
         return dataclasses.replace(self, images=images, claims=claims)
 
     def check_evaluation(self, evaluation: Evaluation) -> None:
@@ -221,7 +217,9 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
         spec = dataclasses.replace(spec, batch=batch)
     every = certificates
     evaluation = prepare(spec, path, sound, certificates.settings if sound else None)
-    certificates = every.restricted_to(spec, evaluation.indices)
+    of_log = [index for index in every.images if index % spec.skip == 0]
+    is_named = spec.image_set is not None and spec.only is None
+    certificates = every.restricted_to(evaluation.indices if is_named else of_log[: spec.limit])
     indices = sorted(certificates.claims if spec.only is None else {*spec.only})
     if missing := sorted({*indices} - certificates.claims.keys()):
         raise UserError(f"--only {missing[0]}: {spec.against} certifies no image {missing[0]}")

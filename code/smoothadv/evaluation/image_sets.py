@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections import Counter
 from pathlib import Path
 
 from smoothadv.base.errors import UserError, counted, escape
@@ -30,56 +29,51 @@ def images_named(text: str, dataset: ImageDataset) -> list[int]:
     them, and where one is named twice.
 
     ``text`` is like "500-999" or "3,7,20-30", like "per-class:N" or "per-class:N:SEED", or the path
-    of a file with an index, or the name of an image file, in each line. "#" begins a comment.
+    of a file with an index, or the name of an image file, like CLASS/FILE, in each line. In it, "#"
+    begins a comment.
     """
-    size, found, files = len(dataset), list[int](), list[str]()
+    size, found, words = len(dataset), list[int](), text.split(",")
     what = f"images {escape(text, 80)}: '{dataset.description.name}' has"
     if drawn := re.fullmatch(_OF_CLASSES, text):
-        found = _of_each_class(dataset, int(drawn[1]), int(drawn[2] or 0), what)
-    for word in [] if drawn else text.split(",") if re.fullmatch(_LIST, text) else _lines(text):
-        if ends := re.fullmatch(_RANGE, word):
-            found += range(int(ends[1]), min(int(ends[2] or ends[1]), size) + 1)
-        else:
-            files.append(word)
-    found += _of_files(files, dataset, what) if files else []
+        found, words = _of_each_class(dataset, int(drawn[1]), int(drawn[2] or 0), what), []
+    elif not re.fullmatch(_LIST, text):
+        with refusing(f"'{escape(text, 80)}' cannot be read as a list of images"):
+            lines = Path(text).read_text(encoding="utf-8").splitlines()
+        words = [word for line in lines if (word := re.split(r"(?:^|\s)#", line)[0].strip())]
+    is_file = {word: re.fullmatch(_RANGE, word) is None for word in words}
+    stored = getattr(dataset, "stored", None) if any(is_file.values()) else None
+    files = {stored.place(index): index for index in range(size)} if stored else {}
+    for word in words:
+        if is_file[word] and word not in files:
+            like = f", but ones like '{escape(next(iter(files)), 80)}'" if files else ""
+            raise UserError(f"{what} no image file '{escape(word, 80)}'{like}")
+        first, _, last = str(files.get(word, word)).partition("-")
+        found += range(int(first), min(int(last or first), size) + 1)
     if not found or max(found) >= size:
-        wanted = f"no image {max(found)}" if found else "none of no images"
+        wanted = f"no image {max(found)}" if found else "none is named"
         raise UserError(f"{what} {counted(size, 'image')}, and {wanted}")
     if len({*found}) < len(found):
-        raise UserError(f"{what} one image {Counter(found).most_common(1)[0][0]}, named twice")
+        twice = next(index for index in found if found.count(index) > 1)
+        raise UserError(f"{what} one image {twice}, which is named twice")
     return sorted(found)
-
-
-def _lines(path: str) -> list[str]:
-    with refusing(f"'{escape(path, 80)}' cannot be read as a list of images"):
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    return [word for line in lines if (word := re.split(r"(?:^|\s)#", line)[0].strip())]
 
 
 def _of_each_class(dataset: ImageDataset, each: int, seed: int, what: str) -> list[int]:
     """Of every class that has images, those of which the SHA-256 of the text "SEED INDEX" is
     smallest, a choice that any program can repeat.
     """
-    labels, by_class = labels_of(dataset), dict[int, list[int]]()
-    for index in sorted(range(len(dataset)), key=lambda index: digest([f"{seed} {index}"])):
-        by_class.setdefault(labels[index] if labels else dataset[index][1], []).append(index)
-    for label, images in by_class.items():
-        if len(images) < each:
-            raise UserError(f"{what} {counted(len(images), 'image')} of class {label}")
-    return [index for images in by_class.values() for index in images[:each]]
+    import pandas as pd
 
-
-def _of_files(files: list[str], dataset: ImageDataset, what: str) -> list[int]:
-    """The images in files called like CLASS/FILE, or FILE where no other has this name."""
-    stored = getattr(dataset, "stored", None)
-    places = [stored.place(index) for index in range(len(dataset))] if stored else []
-    names = [(place, place.rpartition("/")[2]) for place in places]
-    known = {name: index for index, both in enumerate(names) for name in both}
-    times = Counter(name for both in names for name in {*both})
-    if wrong := [name for name in files if times[name] != 1]:
-        found = counted(times[wrong[0]], "image file")
-        raise UserError(f"{what} {found} called '{escape(wrong[0], 80)}'")
-    return [known[name] for name in files]
+    order = sorted(range(len(dataset)), key=lambda index: digest([f"{seed} {index}"]))
+    labels = labels_of(dataset) or [
+        label for _, label in map(dataset.__getitem__, range(len(dataset)))
+    ]
+    by_class = pd.Series(labels, dtype="int64")[order]
+    counts = by_class.value_counts()
+    if counts.min() < each:
+        some = counted(counts.min(), "image")
+        raise UserError(f"{what} {some} of class {counts.idxmin()}")
+    return by_class.groupby(by_class).head(each).index.tolist()
 
 
 def labels_of(dataset: ImageDataset) -> list[int] | None:

@@ -337,6 +337,7 @@ def _record(evaluation: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     spec, device, voters = evaluation.spec, evaluation.device, evaluation.voters
     bases, description = [voter.base for voter in voters], evaluation.dataset.description
+    named = spec.image_set
     settings = {
         **spec.identity(*[arch for base in bases for arch in base.architectures]),
         "dataset_fingerprint": voters[0].key.dataset,
@@ -348,9 +349,8 @@ def _record(evaluation: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
         "folded": all(voter.form.is_folded for voter in voters),
         "device": device_name(device),
         "torch": torch.__version__,
+        **({} if named is None else {IMAGE_SET: record_of(named, evaluation.indices)}),
     }
-    if spec.image_set is not None:
-        settings[IMAGE_SET] = record_of(evaluation.indices)
     if len(voters) > 1:
         settings["sigmas"] = [voter.key.sigma for voter in voters]
     if all(voter.form.is_fused for voter in voters) and not spec.compile:
@@ -372,7 +372,6 @@ def _record(evaluation: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
         **({} if spec.denoiser is None else {DENOISER: pinned(spec.denoiser)}),
         "skip": spec.skip,
         "max": spec.limit,
-        **({} if spec.image_set is None else {IMAGE_SET: spec.image_set}),
         "image_shape": list(description.image_shape),
         "torch_threads": torch.get_num_threads(),
         "device": device_name(device),

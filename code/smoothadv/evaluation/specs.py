@@ -107,8 +107,8 @@ def a_target(text: str) -> int | str:
 class EvaluationSpec(ModelSpec):
     """The settings that all evaluations of a smoothed classifier share.
 
-    ``command`` is the command line that the manifest records (None: that of this process). ``n0``
-    and ``attack`` are those of commands that have them.
+    ``command`` is the command line that the manifest records (None: that of this process). ``n0``,
+    ``attack`` and ``only`` are those of commands that have them.
     """
 
     n: int = setting(
@@ -185,6 +185,7 @@ class EvaluationSpec(ModelSpec):
     command: Sequence[str] | None = None
     n0: int = 0
     attack: Any = None
+    only: Any = None
 
     def __post_init__(self) -> None:
         if isinstance(self.image_set, Collection) and not isinstance(self.image_set, str):
@@ -192,8 +193,13 @@ class EvaluationSpec(ModelSpec):
         super().__post_init__()
         if self.n is None:
             self._set(n=PREDICTION_DRAWS)
-        if self.image_set is not None and (self.skip != 1 or self.limit is not None):
-            raise UsageError("--images is not read with --skip or --max: leave one of them out")
+        named = self.image_set if self.only is None else ",".join(map(str, sorted({*self.only})))
+        others = self.skip != 1 or self.limit is not None or self.image_set not in (None, named)
+        if named is not None and others:
+            raise UsageError(
+                "--images, --only and --skip or --max are not read together: leave all but one out"
+            )
+        self._set(image_set=named)
 
     def plugins(self, *architectures: str) -> dict[str, dict[str, str]]:
         """What settings record of the plug-ins that take part, with models of these
@@ -490,13 +496,6 @@ class _OutdirSpec(AttackedSpec):
         if self.attack is None:
             raise UsageError("attack: found None: give one, like PGD(0.5, 20)")
         super().__post_init__()
-        if self.only is not None:
-            named = ",".join(map(str, sorted({*self.only})))
-            if self.skip != 1 or self.limit is not None or self.image_set not in (None, named):
-                raise UsageError(
-                    "--only is not read with --images, --skip or --max: leave one of them out"
-                )
-            self._set(image_set=named)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.files import read_json
 from smoothadv.records.manifests import CERTIFICATION_COLUMNS as CERTIFICATION_COLUMNS
-from smoothadv.records.manifests import images_of, manifest_fault
+from smoothadv.records.manifests import IMAGE_SET, images_of, manifest_fault
 
 CHECKPOINT = "checkpoint.pth.tar"
 TRAINING_LOG = "log.txt"
@@ -235,11 +235,15 @@ def _brief(value: Any) -> str:
 
 def differing_settings(before: dict[str, Any], now: dict[str, Any]) -> str:
     """As ``differing_fields``, for the settings of logs: only with --sound do other logits make
-    another log.
+    another log, and never another name of the same images.
     """
     if _are_other_logits(before, now) and (before.get("sound") or now.get("sound")):
         return f"{differing_fields(before, now)} (the logits are rounded by {_OTHER_PLACE})"
-    return differing_fields({**before, LOGITS: None}, {**now, LOGITS: None})
+    before, now = (
+        {**each, LOGITS: None, IMAGE_SET: {**(each.get(IMAGE_SET) or {}), "named": None}}
+        for each in (before, now)
+    )
+    return differing_fields(before, now)
 
 
 def warn_of_other_logits(what: Path, before: dict[str, Any], *now: dict[str, Any]) -> None:

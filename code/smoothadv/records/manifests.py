@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from types import NoneType
 from typing import Any
 
+from smoothadv.base.errors import escape
 from smoothadv.base.files import digest
 from smoothadv.base.settings import (
     SettingError,
@@ -73,7 +74,7 @@ SETTINGS: dict[str, Any] = {
 }
 """The form of each setting of a log of examples, by its name."""
 RUN: dict[str, Any] = {
-    **dict.fromkeys("device started smoothadv python platform denoiser image_set".split(), str),
+    **dict.fromkeys("device started smoothadv python platform denoiser".split(), str),
     **dict.fromkeys("checkpoint git_commit logits_sha256".split(), _TEXT_OR_NULL),
     **dict.fromkeys("first_row images shard".split(), non_negative_int),
     **dict.fromkeys("skip torch_threads".split(), positive_int),
@@ -129,19 +130,20 @@ def manifest_fault(manifest: Any) -> str:
     return ""
 
 
-def record_of(indices: Iterable[int]) -> dict[str, Any]:
-    """What a manifest records of a set of images that has a name: the ascending ``indices``, how
-    many they are, and the SHA-256 of them, one a line, by which people compare sets.
+def record_of(named: str, indices: Iterable[int]) -> dict[str, Any]:
+    """What a manifest records of a set of images that is ``named`` so: the ascending ``indices``,
+    how many they are, and the SHA-256 of them, one a line, by which people compare sets.
     """
     texts = [str(index) for index in sorted({*indices})]
     sha256 = digest(f"{text}\n" for text in texts)
-    return {"count": len(texts), "sha256": sha256, "indices": ",".join(texts)}
+    known = {"count": len(texts), "sha256": sha256, "indices": ",".join(texts)}
+    return {"named": escape(named, 60), **known}
 
 
 def is_record(value: Any) -> bool:
     """Whether a manifest may record this of a set of images."""
     try:
-        return value == record_of(map(int, value["indices"].split(",")))
+        return value == record_of(value["named"], map(int, value["indices"].split(",")))
     except (AttributeError, LookupError, TypeError, ValueError):
         return False
 
@@ -177,9 +179,8 @@ def log_fault(manifest: dict[str, Any]) -> str:
     except ValueError as error:
         return f"has an impossible setting, {error}"
     whole = images_of({**settings, "shard": {"index": 0, "count": 1}}, run)
-    selection: Any = {"only": whole}
-    if isinstance(whole, range):
-        selection = [whole.start, whole.stop, whole.step]
+    is_range = isinstance(whole, range)
+    selection: Any = [whole.start, whole.stop, whole.step] if is_range else {"only": whole}
     shard = settings.get("shard", {"index": 0, "count": 1, "examples": selection})
     place, count = shard.get("index"), shard.get("count")
     is_shard = not expected([place, count], [non_negative_int]) and place < count

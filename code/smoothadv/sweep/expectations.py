@@ -35,6 +35,9 @@ class CommandReader:
 
     def __init__(self) -> None:
         self._parser, self._described = cache(_make_parser), cache(describe_dataset)
+        self._image_set = cache(
+            lambda named, *place: record_of(named, images_named(named, get_dataset(*place)))
+        )
 
     def option_words(self, command: str, options: Mapping[str, Any], source: str) -> list[str]:
         """As ``Commands``; UserError if an option that takes a value is given true or false."""
@@ -91,10 +94,11 @@ class CommandReader:
                 records = {spec.log: {**spec.identity(*archs), **procedure.record()}}
             else:
                 records = {log: one.identity(*archs) for log, one in specs_by_log(spec).items()}
-        images = _image_set(str(spec.dataset), spec.split, spec.data_dir, spec.image_set)
+            place = str(spec.dataset), spec.split, spec.data_dir
+            known = spec.image_set and {IMAGE_SET: self._image_set(spec.image_set, *place)}
         return EvaluationExpectation(
             logs=tuple(log.absolute() for log in records),
-            settings=tuple({**settings, IMAGE_SET: images} for settings in records.values()),
+            settings=tuple({**settings, **(known or {})} for settings in records.values()),
             skip=spec.skip,
             limit=spec.limit,
             denoiser=spec.denoiser,
@@ -140,14 +144,6 @@ def _make_parser(command: str, is_released: bool = False) -> Parser:
     if command in ("certify", "attack"):
         return (certify if command == "certify" else attack).make_parser()
     return (train if command == "train" else train_pgd).make_parser([_RELEASED] * is_released)
-
-
-@cache
-def _image_set(
-    dataset: str, split: str, data_dir: str | Path | None, named: str | None
-) -> dict[str, Any] | None:
-    """What a manifest records of a set of images."""
-    return named and record_of(images_named(named, get_dataset(dataset, split, data_dir)))
 
 
 @cache

@@ -18,7 +18,7 @@ from smoothadv.base.errors import UserError, counted
 from smoothadv.base.files import file_digest, read_json, write_text
 from smoothadv.models.name import HUB, Members
 from smoothadv.records import logs as records
-from smoothadv.records.manifests import images_of
+from smoothadv.records.manifests import IMAGE_SET, images_of
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,6 @@ class EvaluationStage:
             manifest = records.read_manifest_file(log)
             self._refuse_other_settings(log, manifest["settings"], settings)
             selected = images_of(manifest["settings"], {"images": sys.maxsize, **chosen})
-            selected = selected if isinstance(selected, range) else {*selected}
             for row in rows:
                 index = row.partition(b"\t")[0]
                 if index.isdigit() and int(index) not in selected:
@@ -230,7 +229,7 @@ class EvaluationStage:
         now = digest(path) if denoiser and path.is_file() else before
         if now != before or (before is None) != (denoiser is None):
             raise UserError(f"{log} was made with another denoiser than {denoiser or 'none'}")
-        if difference := _difference(recorded, settings):
+        if difference := _difference(recorded, {IMAGE_SET: None, **settings}):
             raise UserError(f"{log} was made with other settings: {difference}")
         paths, mean = self.classifier.paths, self.classifier.mean
         digests = [digest(path) if path.exists() else None for path in paths]
