@@ -53,6 +53,7 @@ LOGS = {
     "exact": {},
     "sound": {"sound": True},
     "shards": {"shards": 3},
+    "named": {"image_set": f"0-{len(GREY) - 1}"},
     "adaptive": {"method": "adaptive", "radii": (0.02, 0.05, 0.1, 0.15, 0.4)},
     "ladder": {"method": "adaptive", "radii": (0.1,), "ladder": True},
     "sound-ladder": {"method": "adaptive", "radii": (0.05, 0.1), "ladder": True, "sound": True},
@@ -83,6 +84,7 @@ def written(
     sound: bool = False,
     shards: int = 0,
     thresholds: tuple[float, ...] = (0.5,),
+    image_set: str | None = None,
     **settings: object,
 ) -> Path:
     images = torch.full((len(GREY), 1, 2, 2), 51 / 255)
@@ -100,6 +102,7 @@ def written(
         method=method,
         settings=settings,
         sound=sound,
+        image_set=image_set,
         log=log,
     )
     for number in range(shards):
