@@ -92,7 +92,7 @@ def test_every_option_has_a_meaning_and_one_flag_of_its_own(kind):
             "names a size twice",
         ),
         *(
-            (AttackSpec, {"attack": PGD(0.5, 1), **both}, "--images, --only and --skip or --max")
+            (AttackSpec, {"attack": PGD(0.5, 1), **both}, "is not read with --skip, --max or other")
             for both in (
                 {"only": [1], "skip": 2},
                 {"only": [1], "limit": 2},

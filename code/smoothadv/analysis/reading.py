@@ -149,8 +149,6 @@ def _read(entry: _Found, kind: str, stated: Mapping[str, Value]) -> Log:
     table = READERS[kind](entry.path)
     facts = Facts() if kind == "training" else facts_of(kind, entry.path, stated)
     notes = (*table.attrs["notes"], *(() if kind == "training" else _notes_on_labels(table)))
-    if named := facts.get(IMAGE_SET):
-        notes += (f"its images are those that --images {named} names",)
     if kind == "prediction" and facts.manifest is None and facts.get("attack") is None:
         notes += ("its path names no attack: it is treated as predictions on clean images",)
     log = Log("", entry.path, entry.group, table, facts, notes, group_is_named=entry.group_is_named)

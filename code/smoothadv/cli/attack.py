@@ -118,8 +118,9 @@ def _attack(parser: Parser, options: Options, command: Sequence[str]) -> None:
         if isinstance(spec, FalsifySpec):
             # What repeats the attack on one certificate.
             changes = {"--batch": log.batch, "--attack-batch": log.attack_batch}
-            without = {"--images", "--only", "--skip", "--max", "--shard"}
-            without |= {"outdir", "--existing", "--png", "debug"}
+            without = {
+                *"outdir --images --only --skip --max --shard --existing --png debug".split()
+            }
             words = command_line_of(parser, options, without, changes)
             verdict = falsifying.verdict(spec, certificates, log.table, log.path)
             _print_verdict(verdict, spec, parser.prog, words)

@@ -94,10 +94,9 @@ def rehearse(spec: CertifySpec) -> str:
     if not evaluation.processes.is_first:
         return ""
     duration = timedelta(seconds=round(draws / rate / evaluation.processes.size))
-    labels = labels_of(evaluation.dataset)
-    classes = counted(len({labels[index] for index in indices}), "class") if labels else "?"
     return (
-        f"{len(missing):,} of {counted(len(indices), 'image')} of {classes} of {name} are to be "
+        f"{len(missing):,} of {counted(len(indices), 'image')} of "
+        f"{counted(len({*labels_of(evaluation.dataset, indices)}), 'class')} of {name} are to be "
         f"certified by {spec.method}: {most}{each} draws each, {draws:,} in all; "
         f"{evaluation.device} makes {rate:,.0f} per second in batches of {evaluation.batch}, which "
         f"takes {most}{duration}"

@@ -218,8 +218,9 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
     every = certificates
     evaluation = prepare(spec, path, sound, certificates.settings if sound else None)
     of_log = [index for index in every.images if index % spec.skip == 0]
-    is_named = spec.image_set is not None and spec.only is None
-    certificates = every.restricted_to(evaluation.indices if is_named else of_log[: spec.limit])
+    certificates = every.restricted_to(
+        evaluation.indices if spec.image_set and spec.only is None else of_log[: spec.limit]
+    )
     indices = sorted(certificates.claims if spec.only is None else {*spec.only})
     if missing := sorted({*indices} - certificates.claims.keys()):
         raise UserError(f"--only {missing[0]}: {spec.against} certifies no image {missing[0]}")

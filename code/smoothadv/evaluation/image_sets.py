@@ -40,18 +40,21 @@ def images_named(text: str, dataset: ImageDataset) -> list[int]:
         with refusing(f"'{escape(text, 80)}' cannot be read as a list of images"):
             lines = Path(text).read_text(encoding="utf-8").splitlines()
         words = [word for line in lines if (word := re.split(r"(?:^|\s)#", line)[0].strip())]
-    is_file = {word: re.fullmatch(_RANGE, word) is None for word in words}
-    stored = getattr(dataset, "stored", None) if any(is_file.values()) else None
+    stored = getattr(dataset, "stored", None) if os.path.isfile(text) else None
     files = {stored.place(index): index for index in range(size)} if stored else {}
     for word in words:
-        if is_file[word] and word not in files:
-            like = f", but ones like '{escape(next(iter(files)), 80)}'" if files else ""
-            raise UserError(f"{what} no image file '{escape(word, 80)}'{like}")
+        if not re.fullmatch(_RANGE, word) and word not in files:
+            raise UserError(
+                f"{what} no image file '{escape(word, 80)}'"
+                + (f", but ones like '{escape(next(iter(files)), 80)}'" if files else "")
+            )
         first, _, last = str(files.get(word, word)).partition("-")
-        found += range(int(first), min(int(last or first), size) + 1)
+        found += range(int(first), min(int(last or first), max(int(first), size)) + 1)
     if not found or max(found) >= size:
-        wanted = f"no image {max(found)}" if found else "none is named"
-        raise UserError(f"{what} {counted(size, 'image')}, and {wanted}")
+        raise UserError(
+            f"{what} {counted(size, 'image')}, and "
+            + (f"no image {max(found)}" if found else "none is named")
+        )
     if len({*found}) < len(found):
         twice = next(index for index in found if found.count(index) > 1)
         raise UserError(f"{what} one image {twice}, which is named twice")
@@ -65,18 +68,17 @@ def _of_each_class(dataset: ImageDataset, each: int, seed: int, what: str) -> li
     import pandas as pd
 
     order = sorted(range(len(dataset)), key=lambda index: digest([f"{seed} {index}"]))
-    labels = labels_of(dataset) or [
-        label for _, label in map(dataset.__getitem__, range(len(dataset)))
-    ]
-    by_class = pd.Series(labels, dtype="int64")[order]
+    by_class = pd.Series(labels_of(dataset, order), order)
     counts = by_class.value_counts()
     if counts.min() < each:
-        some = counted(counts.min(), "image")
-        raise UserError(f"{what} {some} of class {counts.idxmin()}")
+        raise UserError(
+            f"{what} {counted(int(counts.min()), 'image')} of class {counts.idxmin()}, and {each} "
+            "are to be chosen"
+        )
     return by_class.groupby(by_class).head(each).index.tolist()
 
 
-def labels_of(dataset: ImageDataset) -> list[int] | None:
-    """The labels of all images; None where only the items tell."""
+def labels_of(dataset: ImageDataset, indices: list[int] | range) -> list[int]:
+    """The labels of these images, which are read where only the items tell."""
     labels = getattr(dataset, "labels", None)
-    return None if labels is None else [int(label) for label in labels]
+    return [int(dataset[index][1] if labels is None else labels[index]) for index in indices]

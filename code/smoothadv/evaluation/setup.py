@@ -265,15 +265,16 @@ def _warn_of_doubts(spec: EvaluationSpec, loaded: Sequence[Loaded], indices: Seq
     doubts = [doubt for *_, base in loaded for doubt in base.doubts]
     for doubt in (*doubts, *dataset.description.doubts()):
         warn(doubt)
-    labels, is_named = labels_of(dataset), spec.image_set is not None
-    if labels is None or not (is_named or spec.limit is not None) or not indices:
+    is_named = spec.image_set is not None
+    is_chosen = is_named or spec.limit is not None
+    if getattr(dataset, "labels", None) is None or not is_chosen or not indices:
         return
-    there, taken = len({*labels}), len({labels[index] for index in indices})
+    there, taken = (len({*labels_of(dataset, some)}) for some in (range(len(dataset)), indices))
     if 2 * taken < min(there, len(indices)):
-        other = f"--skip {len(dataset) // len(indices)} takes as many from the whole dataset"
         warn(
             f"{'--images' if is_named else '--max'} takes {counted(len(indices), 'image')} of "
-            f"{taken} of {counted(there, 'class')}: {other}"
+            f"{taken} of {counted(there, 'class')}: --skip {len(dataset) // len(indices)} takes "
+            "as many from the whole dataset"
         )
 
 
@@ -337,7 +338,6 @@ def _record(evaluation: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     spec, device, voters = evaluation.spec, evaluation.device, evaluation.voters
     bases, description = [voter.base for voter in voters], evaluation.dataset.description
-    named = spec.image_set
     settings = {
         **spec.identity(*[arch for base in bases for arch in base.architectures]),
         "dataset_fingerprint": voters[0].key.dataset,
@@ -349,7 +349,7 @@ def _record(evaluation: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
         "folded": all(voter.form.is_folded for voter in voters),
         "device": device_name(device),
         "torch": torch.__version__,
-        **({} if named is None else {IMAGE_SET: record_of(named, evaluation.indices)}),
+        **({IMAGE_SET: record_of(spec.image_set, evaluation.indices)} if spec.image_set else {}),
     }
     if len(voters) > 1:
         settings["sigmas"] = [voter.key.sigma for voter in voters]

@@ -194,10 +194,11 @@ class EvaluationSpec(ModelSpec):
         if self.n is None:
             self._set(n=PREDICTION_DRAWS)
         named = self.image_set if self.only is None else ",".join(map(str, sorted({*self.only})))
-        others = self.skip != 1 or self.limit is not None or self.image_set not in (None, named)
-        if named is not None and others:
+        choices = self.skip, self.limit, self.image_set
+        if named is not None and choices not in ((1, None, None), (1, None, named)):
             raise UsageError(
-                "--images, --only and --skip or --max are not read together: leave all but one out"
+                f"{'--images' if self.only is None else '--only'} is not read with --skip, --max "
+                "or other images by name: leave all but one out"
             )
         self._set(image_set=named)
 
@@ -223,9 +224,8 @@ class EvaluationSpec(ModelSpec):
         """The indices of the images to evaluate, of a dataset, ascending; UserError where it has
         not those that were named.
         """
-        if self.image_set is not None:
-            return images_named(self.image_set, dataset)
-        return range(0, len(dataset), self.skip)[: self.limit]
+        every = range(0, len(dataset), self.skip)[: self.limit]
+        return every if self.image_set is None else images_named(self.image_set, dataset)
 
 
 def check_top_k(top_k: int, description: DatasetDescription) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.files import read_json
 from smoothadv.records.manifests import CERTIFICATION_COLUMNS as CERTIFICATION_COLUMNS
-from smoothadv.records.manifests import IMAGE_SET, images_of, manifest_fault
+from smoothadv.records.manifests import IMAGE_SET, manifest_fault
 
 CHECKPOINT = "checkpoint.pth.tar"
 TRAINING_LOG = "log.txt"
@@ -187,11 +187,6 @@ def manifest_beside(log: Path) -> dict[str, Any] | None:
     return read_manifest_file(log) if manifest_path(log).exists() else None
 
 
-def images_selected(settings: dict[str, Any], run: dict[str, Any]) -> int | None:
-    """How many images a run selects; None where it does not say."""
-    return len(images_of(settings, run)) if {*SELECTION} <= run.keys() else None
-
-
 def format_radius(radius: float) -> str:
     """Decimal digits for ``radius`` >= 0 that never exceed it and that float() reads as the same
     number.
@@ -239,11 +234,12 @@ def differing_settings(before: dict[str, Any], now: dict[str, Any]) -> str:
     """
     if _are_other_logits(before, now) and (before.get("sound") or now.get("sound")):
         return f"{differing_fields(before, now)} (the logits are rounded by {_OTHER_PLACE})"
-    before, now = (
-        {**each, LOGITS: None, IMAGE_SET: {**(each.get(IMAGE_SET) or {}), "named": None}}
-        for each in (before, now)
+    return differing_fields(
+        *(
+            {**each, LOGITS: None, IMAGE_SET: {**(each.get(IMAGE_SET) or {}), "named": None}}
+            for each in (before, now)
+        )
     )
-    return differing_fields(before, now)
 
 
 def warn_of_other_logits(what: Path, before: dict[str, Any], *now: dict[str, Any]) -> None:

@@ -271,8 +271,7 @@ def _checks(path: Path, texts: dict[str, list[str]], manifest: dict[str, Any]) -
     row = {name: _numbers(path, name, texts) for name in expected if name != "time"}
     if is_prediction:
         return prediction_checks(row, settings)
-    images = images_of(settings, manifest["runs"][-1])
-    return row_checks(row, settings, np.isin(row["idx"], images))
+    return row_checks(row, settings, np.isin(row["idx"], images_of(settings, manifest["runs"][-1])))
 
 
 def _frame(columns: dict[str, np.ndarray], notes: list[str], by: str = "idx") -> DataFrame:

@@ -36,7 +36,7 @@ class CommandReader:
     def __init__(self) -> None:
         self._parser, self._described = cache(_make_parser), cache(describe_dataset)
         self._image_set = cache(
-            lambda named, *place: record_of(named, images_named(named, get_dataset(*place)))
+            lambda *dataset, named: record_of(named, images_named(named, get_dataset(*dataset)))
         )
 
     def option_words(self, command: str, options: Mapping[str, Any], source: str) -> list[str]:
@@ -94,13 +94,16 @@ class CommandReader:
                 records = {spec.log: {**spec.identity(*archs), **procedure.record()}}
             else:
                 records = {log: one.identity(*archs) for log, one in specs_by_log(spec).items()}
-            place = str(spec.dataset), spec.split, spec.data_dir
-            known = spec.image_set and {IMAGE_SET: self._image_set(spec.image_set, *place)}
+            named = spec.image_set and self._image_set(
+                str(spec.dataset), spec.split, spec.data_dir, named=spec.image_set
+            )
         return EvaluationExpectation(
             logs=tuple(log.absolute() for log in records),
-            settings=tuple({**settings, **(known or {})} for settings in records.values()),
-            skip=spec.skip,
-            limit=spec.limit,
+            settings=tuple(
+                {**settings, **({IMAGE_SET: named} if named else {})}
+                for settings in records.values()
+            ),
+            selection={"skip": spec.skip, "max": spec.limit},
             denoiser=spec.denoiser,
         )
 

@@ -45,13 +45,12 @@ class TrainingExpectation:
 class EvaluationExpectation:
     """What certify or attack will do: it writes ``logs``, whose manifests will have ``settings``.
 
-    Every ``skip``-th image is evaluated, at most ``limit`` of them (None: all).
+    ``selection`` is what a run says of its images, but for their number.
     """
 
     logs: tuple[Path, ...]
     settings: tuple[Mapping[str, Any], ...]
-    skip: int = 1
-    limit: int | None = None
+    selection: Mapping[str, Any]
     denoiser: str | None = None
 
 
@@ -201,11 +200,12 @@ class EvaluationStage:
         rows = _rows(log)
         if not rows and not records.manifest_path(log).exists():
             return StageProgress(0, None, "image")
-        chosen = {"skip": self.expected.skip, "max": self.expected.limit}
         try:
             manifest = records.read_manifest_file(log)
             self._refuse_other_settings(log, manifest["settings"], settings)
-            selected = images_of(manifest["settings"], {"images": sys.maxsize, **chosen})
+            selected = images_of(
+                manifest["settings"], {"images": sys.maxsize, **self.expected.selection}
+            )
             for row in rows:
                 index = row.partition(b"\t")[0]
                 if index.isdigit() and int(index) not in selected:
@@ -213,8 +213,8 @@ class EvaluationStage:
         except UserError as error:
             return StageProgress(0, None, "image", str(error))
         # Of the dataset that the last run saw; unknown if it did not record the dataset's size.
-        settings, runs = manifest["settings"], manifest["runs"]
-        total = records.images_selected(settings, {**runs[-1], **chosen}) if runs else None
+        run = {**(manifest["runs"] or [{}])[-1], **self.expected.selection}
+        total = len(images_of(manifest["settings"], run)) if "images" in run else None
         return StageProgress(len(rows), total, "image")
 
     def _refuse_other_settings(
