@@ -275,11 +275,12 @@ def comparison_warnings(logs: Logs, paired: bool = False) -> list[str]:
         for log in [*certification, *prediction]
         if log.progress
     ]
-    named = group_by([*certification, *prediction], lambda log: log.facts.get(IMAGE_SET))
     sentences += [
         f"{first.path}{f' and {len(others)} more' if others else ''}: images are chosen by name, "
         f"--images {name}"
-        for name, (first, *others) in named.items()
+        for name, (first, *others) in group_by(
+            [*certification, *prediction], lambda log: log.facts.get(IMAGE_SET)
+        ).items()
         if name
     ]
     noted = group_by(

@@ -254,8 +254,9 @@ def _image_set_names(logs: Sequence[Log]) -> list[str]:
     names: dict[tuple[object, ...], str] = {}
     for key in dict.fromkeys(keys):
         of_set = [log for log, its in zip(logs, keys) if its == key]
-        named = next((f" of {name}" for log in of_set if (name := log.facts.get(IMAGE_SET))), "")
-        name = f"{key[0] or 'unknown dataset'}, {sizes_of(of_set)} images{named}"
+        name = f"{key[0] or 'unknown dataset'}, {sizes_of(of_set)} images" + next(
+            (f" of {named}" for log in of_set if (named := log.facts.get(IMAGE_SET))), ""
+        )
         alike = sum(other.partition(" (")[0] == name for other in names.values())
         names[key] = f"{name} (set {alike + 1})" if alike else name
     return _if_several(names[key] for key in keys)

@@ -217,9 +217,10 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
         spec = dataclasses.replace(spec, batch=batch)
     every = certificates
     evaluation = prepare(spec, path, sound, certificates.settings if sound else None)
-    of_log = [index for index in every.images if index % spec.skip == 0]
     certificates = every.restricted_to(
-        evaluation.indices if spec.image_set and spec.only is None else of_log[: spec.limit]
+        evaluation.indices
+        if spec.image_set and spec.only is None
+        else [index for index in every.images if index % spec.skip == 0][: spec.limit]
     )
     indices = sorted(certificates.claims if spec.only is None else {*spec.only})
     if missing := sorted({*indices} - certificates.claims.keys()):

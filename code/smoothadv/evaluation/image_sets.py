@@ -6,7 +6,7 @@ from pathlib import Path
 
 from smoothadv.base.errors import UserError, counted, escape
 from smoothadv.base.files import digest
-from smoothadv.base.settings import SettingError
+from smoothadv.base.settings import SettingError, refuse_any
 from smoothadv.datasets import ImageDataset, refusing
 
 _RANGE = "([0-9]{1,10})(?:-([0-9]{1,10}))?"
@@ -38,8 +38,10 @@ def images_named(text: str, dataset: ImageDataset) -> list[int]:
         found, words = _of_each_class(dataset, int(drawn[1]), int(drawn[2] or 0), what), []
     elif not re.fullmatch(_LIST, text):
         with refusing(f"'{escape(text, 80)}' cannot be read as a list of images"):
-            lines = Path(text).read_text(encoding="utf-8").splitlines()
-        words = [word for line in lines if (word := re.split(r"(?:^|\s)#", line)[0].strip())]
+            words = re.sub(
+                r"(?m)(^|\s)#.*$", "", Path(text).read_text(encoding="utf-8")
+            ).splitlines()
+        words = [word for line in words if (word := line.strip())]
     stored = getattr(dataset, "stored", None) if os.path.isfile(text) else None
     files = {stored.place(index): index for index in range(size)} if stored else {}
     for word in words:
@@ -50,15 +52,18 @@ def images_named(text: str, dataset: ImageDataset) -> list[int]:
             )
         first, _, last = str(files.get(word, word)).partition("-")
         found += range(int(first), min(int(last or first), max(int(first), size)) + 1)
-    if not found or max(found) >= size:
-        raise UserError(
-            f"{what} {counted(size, 'image')}, and "
-            + (f"no image {max(found)}" if found else "none is named")
-        )
-    if len({*found}) < len(found):
-        twice = next(index for index in found if found.count(index) > 1)
-        raise UserError(f"{what} one image {twice}, which is named twice")
-    return sorted(found)
+    found.sort()
+    twice = [one for one, other in zip(found, found[1:]) if one == other]
+    refuse_any(
+        {
+            f"{what} {counted(size, 'image')}, and none is named": not found,
+            f"{what} {counted(size, 'image')}, and no image {max(found, default=0)}": (
+                max(found, default=0) >= size
+            ),
+            f"{what} one image {twice[:1]}, which is named twice": twice,
+        }
+    )
+    return found
 
 
 def _of_each_class(dataset: ImageDataset, each: int, seed: int, what: str) -> list[int]:

@@ -265,14 +265,13 @@ def _warn_of_doubts(spec: EvaluationSpec, loaded: Sequence[Loaded], indices: Seq
     doubts = [doubt for *_, base in loaded for doubt in base.doubts]
     for doubt in (*doubts, *dataset.description.doubts()):
         warn(doubt)
-    is_named = spec.image_set is not None
-    is_chosen = is_named or spec.limit is not None
-    if getattr(dataset, "labels", None) is None or not is_chosen or not indices:
+    chosen_by = "--max" * (spec.limit is not None) + "--images" * (spec.image_set is not None)
+    if not chosen_by or not indices or getattr(dataset, "labels", None) is None:
         return
     there, taken = (len({*labels_of(dataset, some)}) for some in (range(len(dataset)), indices))
     if 2 * taken < min(there, len(indices)):
         warn(
-            f"{'--images' if is_named else '--max'} takes {counted(len(indices), 'image')} of "
+            f"{chosen_by} takes {counted(len(indices), 'image')} of "
             f"{taken} of {counted(there, 'class')}: --skip {len(dataset) // len(indices)} takes "
             "as many from the whole dataset"
         )

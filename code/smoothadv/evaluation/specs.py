@@ -194,8 +194,7 @@ class EvaluationSpec(ModelSpec):
         if self.n is None:
             self._set(n=PREDICTION_DRAWS)
         named = self.image_set if self.only is None else ",".join(map(str, sorted({*self.only})))
-        choices = self.skip, self.limit, self.image_set
-        if named is not None and choices not in ((1, None, None), (1, None, named)):
+        if named is not None and {self.skip - 1, self.limit, self.image_set} - {0, None, named}:
             raise UsageError(
                 f"{'--images' if self.only is None else '--only'} is not read with --skip, --max "
                 "or other images by name: leave all but one out"

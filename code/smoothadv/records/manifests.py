@@ -128,8 +128,9 @@ def manifest_fault(manifest: Any) -> str:
                 return f"says that {name} is {json.dumps(value)[:60]}; expected {wanted}"
     record = settings.get(IMAGE_SET, {})
     indices = [int(text) for text in re.findall("[0-9]{1,18}", str(record.get("indices")))]
-    is_one = bool(indices) and record == record_of(str(record.get("named")), indices)
-    if IMAGE_SET in settings and not is_one:
+    if IMAGE_SET in settings and (
+        not indices or record != record_of(str(record.get("named")), indices)
+    ):
         return f"says that {IMAGE_SET} has a count, sha256 and indices that are not of one set"
     return ""
 
@@ -150,8 +151,11 @@ def record_of(named: str, indices: Iterable[int]) -> dict[str, Any]:
 def images_of(settings: dict[str, Any], run: dict[str, Any]) -> Sequence[int]:
     """The indices of the images that a run selects, ascending, or of those in a shard."""
     named = settings.get(IMAGE_SET, {}).get("indices", "")
-    whole = range(0, run["images"], run["skip"])[: run["max"]]
-    images = [int(text) for text in named.split(",")] if named else whole
+    images = (
+        [int(text) for text in named.split(",")]
+        if named
+        else range(0, run["images"], run["skip"])[: run["max"]]
+    )
     part = settings.get("shard", {"index": 0, "count": 1})
     return images[part["index"] :: part["count"]]
 
