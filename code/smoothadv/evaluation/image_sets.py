@@ -60,7 +60,7 @@ def images_named(text: str, dataset: ImageDataset) -> list[int]:
             f"{what} {counted(size, 'image')}, and no image {max(found, default=0)}": (
                 max(found, default=0) >= size
             ),
-            f"{what} one image {twice[:1]}, which is named twice": twice,
+            f"{what} one image {max(twice, default=0)}, which is named twice": twice,
         }
     )
     return found
