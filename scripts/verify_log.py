@@ -301,7 +301,8 @@ def indices_of(record):
     """The indices in a manifest's record of images that have a name, ascending; None where its
     count, or the SHA-256 of the indices, one a line, is not theirs.
     """
-    text = str(record["indices"])
+    known = {"named", "count", "sha256", "indices"}
+    text = str(record["indices"]) if type(record) is dict and record.keys() == known else ""
     if not re.fullmatch("[0-9]{1,10}(,[0-9]{1,10})*", text):
         return None
     found = [int(index) for index in text.split(",")]

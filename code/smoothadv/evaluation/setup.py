@@ -268,7 +268,7 @@ def _warn_of_doubts(spec: EvaluationSpec, loaded: Sequence[Loaded], indices: Seq
     chosen_by = "--max" * (spec.limit is not None) + "--images" * (spec.image_set is not None)
     if not chosen_by or not indices or getattr(dataset, "labels", None) is None:
         return
-    there, taken = (len({*labels_of(dataset, some)}) for some in (range(len(dataset)), indices))
+    there, taken = (len({*labels_of(dataset, some)}) for some in (range(len(dataset)), [*indices]))
     if 2 * taken < min(there, len(indices)):
         warn(
             f"{chosen_by} takes {counted(len(indices), 'image')} of "
