@@ -246,7 +246,7 @@ DESCRIBING += " num_noise_vec attack_batch base_attack against"
 """Keys of a manifest that say how votes were counted, or by whom: no row depends on them but
 through the votes.
 """
-OF_SELECTION = {"images", "skip", "max"}
+OF_SELECTION = {"images", "skip", "max", "image_set"}
 """Of the last run: other numbers may select the same images."""
 OF_LEVEL = {
     "sigma",

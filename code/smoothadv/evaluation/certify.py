@@ -96,8 +96,8 @@ def rehearse(spec: CertifySpec) -> str:
     duration = timedelta(seconds=round(draws / rate / evaluation.processes.size))
     return (
         f"{len(missing):,} of {counted(len(indices), 'image')} of "
-        f"{counted(len({*labels_of(evaluation.dataset, [*indices])}), 'class')} of {name} are to be "
-        f"certified by {spec.method}: {most}{each} draws each, {draws:,} in all; "
+        f"{counted(len({*labels_of(evaluation.dataset, [*indices])}), 'class')} of {name} are to "
+        f"be certified by {spec.method}: {most}{each} draws each, {draws:,} in all; "
         f"{evaluation.device} makes {rate:,.0f} per second in batches of {evaluation.batch}, which "
         f"takes {most}{duration}"
     )
