@@ -42,6 +42,7 @@ code 0: all rows hold and no image is missing; 1: not so, or not to be verified.
 """
 
 import argparse
+import hashlib
 import json
 import math
 import re
@@ -77,10 +78,11 @@ FORMS = {
 SETTINGS = """
 N N0 alpha alpha_share arch arch_given attack_batch base_attack batch checkpoint_sha256
 classifier_sha256 compiled cpu_capability dataset dataset_fingerprint denoiser device
-folded fused generator images_saved input_layer label_aware ladder library local_noise
-logits_sha256 mean method module_sha256 noise noise_kernel num_classes num_noise_vec
-plugins precision pretrained radii resize restarts seed shard sigma sigmas sound split std
-tables_sha256 target tf32 threads threshold timestep top_k torch training weights_given
+folded fused generator image_set images_saved input_layer label_aware ladder library
+local_noise logits_sha256 mean method module_sha256 noise noise_kernel num_classes
+num_noise_vec plugins precision pretrained radii resize restarts seed shard sigma sigmas
+sound split std tables_sha256 target tf32 threads threshold timestep top_k torch training
+weights_given
 """
 NEEDED = """
 dataset split dataset_fingerprint arch input_layer num_classes sigma alpha seed noise N0 N
@@ -126,14 +128,14 @@ METHODS = {  # the settings and the columns of each procedure that not all have
 }
 
 
-def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, Any]:
+def row_checks(row: Any, settings: dict[str, Any], is_selected: Any) -> dict[str, Any]:
     """The rules for a row, or for all rows if ``row`` has arrays: whether each holds, by words for
-    its violation.
+    its violation. ``is_selected`` says whether its image was selected.
 
     All rules but the radius bound are arithmetic.
     """
-    idx, label, predict, radius, successes, trials = (
-        row[name] for name in ("idx", "label", "predict", "radius", "successes", "trials")
+    label, predict, radius, successes, trials = (
+        row[name] for name in ("label", "predict", "radius", "successes", "trials")
     )
     classes, n, claims = settings["num_classes"], settings["N"], predict >= 0
     rivals = [row[name] for name in row if name.startswith("rival")]
@@ -148,9 +150,7 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
         sigma = sum((row["stage"] == k) * each for k, each in enumerate(settings["sigmas"], 1))
     is_decided = (trials > 0) if "radii" in settings else (trials == n)
     checks = {
-        "its image is not among those selected": (images.start <= idx)
-        & (idx < images.stop)
-        & ((idx - images.start) % images.step == 0),
+        "its image is not among those selected": is_selected,
         "its label or predict is no class": (0 <= label)
         & (label < classes)
         & (-1 <= predict)
@@ -297,10 +297,28 @@ def value_fault(name, value):
     return "" if holds else f"says that {name} is {json.dumps(value)[:60]}, which cannot be"
 
 
+def indices_of(record):
+    """The indices in a manifest's record of images that have a name, ascending; None where its
+    count, or the SHA-256 of the indices, one a line, is not theirs.
+    """
+    known = {"named", "count", "sha256", "indices"}
+    text = str(record["indices"]) if type(record) is dict and record.keys() == known else ""
+    if not re.fullmatch("[0-9]{1,10}(,[0-9]{1,10})*", text):
+        return None
+    found = [int(index) for index in text.split(",")]
+    lines = "".join(f"{index}\n" for index in found)
+    known = len(found), hashlib.sha256(lines.encode()).hexdigest()
+    ascends = all(one < other for one, other in zip(found, found[1:]))
+    return found if ascends and known == (record["count"], record["sha256"]) else None
+
+
 def images_of(settings, run):
     """The indices of the images that a run selects, or of those in a shard."""
     part = settings.get("shard", {"index": 0, "count": 1})
-    return range(0, run["images"], run["skip"])[: run["max"]][part["index"] :: part["count"]]
+    share = slice(part["index"], None, part["count"])
+    if "image_set" in settings:
+        return frozenset(indices_of(settings["image_set"])[share])
+    return range(0, run["images"], run["skip"])[: run["max"]][share]
 
 
 def manifest_fault(manifest):
@@ -327,8 +345,13 @@ def manifest_fault(manifest):
     if faults := [fault for name in known if (fault := value_fault(name, known[name]))]:
         return faults[0]
     whole, radii = images_of({}, run), settings.get("radii", [0])
+    selection, last = [whole.start, whole.stop, whole.step], -1
+    if "image_set" in settings:
+        if (found := indices_of(settings["image_set"])) is None:
+            return "has an image_set whose count, sha256 and indices are not of one set"
+        selection, last = {"only": found}, found[-1]
     sigmas = settings.get("sigmas", [settings["sigma"]])
-    usual = {"index": 0, "count": 1, "examples": [whole.start, whole.stop, whole.step]}
+    usual = {"index": 0, "count": 1, "examples": selection}
     shard = settings.get("shard", usual)
     part = shard if type(shard) is dict and shard.keys() == usual.keys() else {**usual, "count": 0}
     index, count = part["index"], part["count"]
@@ -343,6 +366,7 @@ def manifest_fault(manifest):
         "a top_k of all its classes": settings.get("top_k", 0) >= max(2, settings["num_classes"]),
         "an impossible shard": not is_number(count, WHOLE, 1, 10**9)
         or not is_number(index, WHOLE, 0, count - 1),
+        "images that its dataset has not": last >= run["images"],
         "a shard of other images": part["examples"] != usual["examples"],
     }
     return next((f"has {fault}" for fault, holds in contradictions.items() if holds), "")
@@ -568,7 +592,7 @@ class Procedure:
         claims, radius, checks = (
             row["predict"] >= 0,
             row["radius"],
-            row_checks(row, self.settings, self.images),
+            row_checks(row, self.settings, row["idx"] in self.images),
         )
         if self.adaptive:
             made = [0, *self.looks][row["looks"] : row["looks"] + 1]
@@ -752,7 +776,8 @@ class StagedProcedure:
 
     def fault(self, row):
         """Why a row does not hold; None if it does."""
-        checks, radius = row_checks(row, self.settings, self.images), row["radius"]
+        checks = row_checks(row, self.settings, row["idx"] in self.images)
+        radius = row["radius"]
         if self.sequential:
             grid = self.settings["radii"]
             checks["its radius is not on the grid"] = radius <= float(radius) in grid

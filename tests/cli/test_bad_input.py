@@ -142,7 +142,7 @@ ATTACK_USAGES = [
     ([*SIZED, "--resume", "--overwrite"], ["--resume", "--overwrite"]),
 ]
 ATTACK_FAILURES = [
-    ([*ONLY, "0", "359"], ["--only 359", "no image 359"]),
+    ([*ONLY, "0", "359"], ["images 0,359", "no image 359"]),
     ([*ONLY_AGAINST, "3", "9"], ["--only 9", "certified.tsv", "no image 9"]),
     ([*ONE_STEP, "--against", "nowhere.tsv"], ["nowhere.tsv"]),
     ([*ONE_STEP, "--against", "."], [".", "name one certification log"]),

@@ -153,18 +153,23 @@ def test_a_batch_that_no_memory_can_hold_is_refused(certify, workplace, monkeypa
 def test_dry_run_says_what_is_left_and_writes_nothing(certify, workplace, monkeypatch):
     outcome = certify("log.tsv", "--max", 5, "--dry-run")
     assert outcome.code == 0 and not [*workplace.glob("log.tsv*")]
-    begin = "5 of 5 images of digits are to be certified by exact: 100 + 20 draws each, 600 in all;"
-    assert outcome.out.startswith(begin) and " per second in batches of " in outcome.out
+    begin = "5 of 5 images of 4 classes of digits are to be certified by exact: 100 + 20 draws"
+    assert (
+        outcome.out.startswith(f"{begin} each, 600 in all;")
+        and " per second in batches of " in outcome.out
+    )
     assert certify("log.tsv", "--max", 2).code == 0
     # Measuring takes two seconds each time.
     monkeypatch.setattr("smoothadv.evaluation.certify._draws_per_second", lambda *given: 1000.0)
     before = snapshot(workplace)
     outcome = certify("log.tsv", "--max", 5, "--dry-run")
-    assert outcome.out.startswith("3 of 5 images of digits")
+    assert outcome.out.startswith("3 of 5 images of 4 classes of digits")
     assert "log.tsv has 2 rows" in certify("log.tsv", "--max", 2, "--dry-run").out
     assert certify("log.tsv", "--max", 2, "--dry-run", "--overwrite").out.startswith(
         "2 of 2 images"
     )
+    outcome = certify("named.tsv", "--images", "per-class:2", "--dry-run")
+    assert outcome.out.startswith("20 of 20 images of 10 classes of digits")
     outcome = certify("log.tsv", "--max", 5, "--dry-run", "--method", "sequential")
     assert refused(outcome, "cannot resume", "method was 'exact'")
     assert snapshot(workplace) == before

@@ -91,7 +91,16 @@ def test_every_option_has_a_meaning_and_one_flag_of_its_own(kind):
             {"attack": PGD(0.5, 1), "epsilons": [0.5, 0.25, 0.5]},
             "names a size twice",
         ),
-        (AttackSpec, {"attack": PGD(0.5, 1), "only": [1], "skip": 2}, "--only is not read with"),
+        *(
+            (AttackSpec, {"attack": PGD(0.5, 1), **both}, "is not read with --skip, --max or other")
+            for both in (
+                {"only": [1], "skip": 2},
+                {"only": [1], "limit": 2},
+                {"only": [1], "image_set": "1-2"},
+                {"image_set": "1-2", "skip": 2},
+                {"image_set": [1, 2], "limit": 2},
+            )
+        ),
     ],
 )
 def test_contradictions_are_refused_once_for_both_faces(kind, fields, message):

@@ -16,6 +16,7 @@ _ATTACK = ["--num-steps", 2, "--num-noise-vec", 2, "--N", 50]
 # The command, its options, and its log; ``falsify`` needs --against as well.
 EVALUATIONS: dict[str, tuple[str, list[object], str]] = {
     "exact": ("certify", ["--N", 300], "log.tsv"),
+    "named": ("certify", ["--N", 300, "--max", -1, "--images", "300-303,7,40-55"], "log.tsv"),
     "adaptive": ("certify", ["--method", "adaptive", "--N", 800, "--radii", 0, 0.25], "log.tsv"),
     "predict": ("predict", [*_ATTACK, "--attack", "PGD", "--epsilon", 0.5], "log.tsv"),
     "attack": ("attack", [*_ATTACK, "--epsilon", 0.5], "out/epsilon_0.5.tsv"),

@@ -117,7 +117,7 @@ def fake(stage: Stage, epochs: int | None = None, certified: int = IMAGES) -> No
         "arch": recipes[0]["arch"],
         **_READ,
     }
-    selection = {"skip": stage.expected.skip, "max": stage.expected.limit}
+    selection = stage.expected.selection
     for log, known in zip(stage.logs, stage.expected.settings):
         settings = json.loads(json.dumps({**known, **made}))
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -366,4 +366,6 @@ def test_grids_of_the_paper_have_its_values(jobs, name):
         assert any(math.isclose(attack["epsilon"], size, rel_tol=0.02) for size in PAPER_SIZES)
         assert attack["num_steps"] in (2, 4, 6, 8, 10)
     assert {job.training.expected.epochs for job in jobs[name]} == {150}
-    assert {stage.expected.skip for job in jobs[name] for stage in job.evaluations} == {20}
+    assert {
+        stage.expected.selection["skip"] for job in jobs[name] for stage in job.evaluations
+    } == {20}

@@ -151,6 +151,7 @@ EVALUATED = {
         "certify",
         {**COUNTED, "N0": 50, "alpha": 0.01, "seed": 5, "batch": 50, "split": "train"},
     ),
+    "named": ("certify", {"N": 200, "images": "7,358"}),
     "adaptive": ("certify", {**COUNTED, "method": "adaptive"}),
     "adaptive radii": (
         "certify",
@@ -209,6 +210,10 @@ def test_planned_settings_are_what_the_manifest_says(model, kind):
         assert {"dataset", "split", "sigma", "alpha", "seed", "N", "precision"} <= stated.keys()
     assert stage.progress().is_complete, str(stage.progress())
     assert stage.progress().done == 2 * len(stage.logs)
+    if kind == "named":
+        path.write_text(path.read_text().replace("7,358", "7,357"))
+        (other,) = jobs_of(path)[0].evaluations
+        assert "image_set.sha256 was" in other.progress().conflict
     assert header(stage.logs[0])[0] == "idx"
 
 

@@ -16,12 +16,14 @@ from typing import Any
 
 from smoothadv.base.errors import UserError
 from smoothadv.records.logs import DENOISER, flat, manifest_beside
+from smoothadv.records.manifests import IMAGE_SET
 
 Value = str | float | int | bool | None
 
 FIELDS = {
     "dataset": "dataset",
     "split": "split",
+    IMAGE_SET: "images",
     "arch": "architecture",
     "training": "training",
     "objective": "objective",
@@ -189,7 +191,14 @@ def facts_of(kind: str, path: Path, stated: Mapping[str, Value]) -> Facts:
         if missing := [name for name in ("sigma", "N", "alpha") if name not in settings]:
             raise UserError(f"{path} is left in doubt: its manifest states no {missing[0]}")
         stages = " > ".join(f"{sigma:g}" for sigma in settings.get("sigmas", ()))
-        enter({"stages": stages, **{name: settings.get(name) for name in _SETTINGS}}, "manifest")
+        enter(
+            {
+                "stages": stages,
+                IMAGE_SET: settings.get(IMAGE_SET, {}).get("named"),
+                **{name: settings.get(name) for name in _SETTINGS},
+            },
+            "manifest",
+        )
         read = _certification_facts if is_certification else _prediction_facts
         enter(read(settings), "manifest")
         if denoiser := settings.get(DENOISER):

@@ -14,7 +14,8 @@ from smoothadv.analysis.facts import FIELDS, Facts, Value, display, unread_folde
 from smoothadv.analysis.table_formats import Cell, Column, Label, Table
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import SettingError, one_of, setting
-from smoothadv.records.logs import CLASS, images_selected, numbered
+from smoothadv.records.logs import CLASS, SELECTION, numbered
+from smoothadv.records.manifests import IMAGE_SET, images_of
 from smoothadv.records.readers import DataFrame
 from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES, Procedure
 from smoothadv.statistics.exact import Exact
@@ -111,7 +112,8 @@ class Log:
     @property
     def selected(self) -> int | None:
         """The number of images that were selected for it; None where no manifest says so."""
-        return images_selected(self.facts.runs[-1]) if self.facts.runs else None
+        run = (self.facts.runs or [{}])[-1]
+        return len(images_of(self.facts.settings, run)) if {*SELECTION} <= run.keys() else None
 
     @property
     def progress(self) -> str:
@@ -272,6 +274,14 @@ def comparison_warnings(logs: Logs, paired: bool = False) -> list[str]:
         f"{log.path}: {log.progress}; without --unfinished, the best log is chosen from the others"
         for log in [*certification, *prediction]
         if log.progress
+    ]
+    sentences += [
+        f"{first.path}{f' and {len(others)} more' if others else ''}: images are chosen by name, "
+        f"--images {name}"
+        for name, (first, *others) in group_by(
+            [*certification, *prediction], lambda log: log.facts.get(IMAGE_SET)
+        ).items()
+        if name
     ]
     noted = group_by(
         ((note, log.path) for log in logs.all for note in log.notes), lambda pair: pair[0]

@@ -18,7 +18,7 @@ from smoothadv.base.errors import UserError, counted, escape
 from smoothadv.base.progress import Progress
 from smoothadv.base.tables import kept_rows
 from smoothadv.records.logs import DENOISER, is_manifest, is_shard_folder
-from smoothadv.records.manifests import METHODS
+from smoothadv.records.manifests import IMAGE_SET, METHODS
 from smoothadv.records.readers import READERS, DataFrame, kind_of_log, resembles_log
 from smoothadv.statistics import ABSTAIN, COUNT_COLUMNS, Procedure
 from smoothadv.statistics.bounds import maximum_radius
@@ -253,8 +253,10 @@ def _image_set_names(logs: Sequence[Log]) -> list[str]:
     keys = [key if len(key) > 2 else stated.get(key, key[:1]) for key in keys]
     names: dict[tuple[object, ...], str] = {}
     for key in dict.fromkeys(keys):
-        sizes = sizes_of(log for log, its in zip(logs, keys) if its == key)
-        name = f"{key[0] or 'unknown dataset'}, {sizes} images"
+        of_set = [log for log, its in zip(logs, keys) if its == key]
+        name = f"{key[0] or 'unknown dataset'}, {sizes_of(of_set)} images" + next(
+            (f" of {named}" for log in of_set if (named := log.facts.get(IMAGE_SET))), ""
+        )
         alike = sum(other.partition(" (")[0] == name for other in names.values())
         names[key] = f"{name} (set {alike + 1})" if alike else name
     return _if_several(names[key] for key in keys)

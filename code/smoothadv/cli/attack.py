@@ -118,8 +118,10 @@ def _attack(parser: Parser, options: Options, command: Sequence[str]) -> None:
         if isinstance(spec, FalsifySpec):
             # What repeats the attack on one certificate.
             changes = {"--batch": log.batch, "--attack-batch": log.attack_batch}
-            without = ("outdir", "--only", "--skip", "--max", "--shard", "--existing", "--png")
-            words = command_line_of(parser, options, {*without, "debug"}, changes)
+            without = {
+                *"outdir --images --only --skip --max --shard --existing --png debug".split()
+            }
+            words = command_line_of(parser, options, without, changes)
             verdict = falsifying.verdict(spec, certificates, log.table, log.path)
             _print_verdict(verdict, spec, parser.prog, words)
         else:

@@ -176,22 +176,22 @@ class ImagesOnDemand(InMemoryImages):
 
     def __init__(self, stored: StoredImages, description: DatasetDescription) -> None:
         self.labels, self.description = torch.tensor(stored.labels), description
-        self._stored, self._everything = stored, range(len(stored.labels))
+        self.stored, self._everything = stored, range(len(stored.labels))
 
     @cached_property
     def _pixels(self) -> torch.Tensor:  # type: ignore[override]  # cached, it can be written
-        images = self._stored.all_pixels(self._everything, self.description.image_shape)
+        images = self.stored.all_pixels(self._everything, self.description.image_shape)
         with torch.inference_mode(False):  # whoever asks first
             return pixels_of(torch.from_numpy(images))
 
     def __getitem__(self, index: int) -> Item:
         if "_pixels" in vars(self):
             return super().__getitem__(index)
-        pixels = self._stored.pixels(index, self.description.image_shape)
+        pixels = self.stored.pixels(index, self.description.image_shape)
         return torch.tensor(pixels).float() / 255, int(self.labels[index])
 
     def fingerprint(self) -> str:
-        return self._stored.remembered("fingerprint", self._everything, super().fingerprint)
+        return self.stored.remembered("fingerprint", self._everything, super().fingerprint)
 
 
 class _Photographs(Dataset[Item | UserError]):
@@ -240,7 +240,7 @@ class StreamedImages(Dataset[Item]):
         self, stored: StoredImages, description: DatasetDescription, preparation: Preparation
     ) -> None:
         self.description, self._preparation = description, preparation
-        self.labels = stored.labels
+        self.stored, self.labels = stored, stored.labels
         self._evaluation = _Photographs(stored, preparation.evaluation)
 
     def __len__(self) -> int:
@@ -257,7 +257,7 @@ class StreamedImages(Dataset[Item]):
     ) -> Batches:
         epoch_seed = int(torch.randint(2**62, (), generator=generator))
         transform = self._preparation.training(self.description.horizontal_flip)
-        images = _Photographs(self._evaluation.stored, transform, epoch_seed)
+        images = _Photographs(self.stored, transform, epoch_seed)
         return self._batches(images, batches, device)
 
     def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
@@ -285,6 +285,6 @@ class StreamedImages(Dataset[Item]):
         """Of content and preparation."""
         import PIL
 
-        content = self._evaluation.stored.digest()
+        content = self.stored.digest()
         # The version, since versions differ.
         return digest([f"{content}\n{self._preparation}\nPillow {PIL.__version__}"])

@@ -28,6 +28,7 @@ class RelabelledImages:
     ) -> None:
         self._is_whole = indices is None
         self.images, self._labels = images, torch.as_tensor(labels)
+        self.stored = getattr(images, "stored", None) if indices is None else None
         self._indices = torch.arange(len(images)) if indices is None else indices
         self.description = replace(images.description, class_names=tuple(class_names))
 

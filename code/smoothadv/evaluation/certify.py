@@ -9,6 +9,7 @@ import numpy as np
 
 from smoothadv.base.errors import counted, warn
 from smoothadv.base.tables import kept_rows
+from smoothadv.evaluation.image_sets import labels_of
 from smoothadv.evaluation.log import Example, LogContent, begun, write_log
 from smoothadv.evaluation.setup import Evaluation, prepare
 from smoothadv.evaluation.specs import CertifySpec
@@ -94,9 +95,11 @@ def rehearse(spec: CertifySpec) -> str:
         return ""
     duration = timedelta(seconds=round(draws / rate / evaluation.processes.size))
     return (
-        f"{len(missing):,} of {counted(len(indices), 'image')} of {name} are to be certified by "
-        f"{spec.method}: {most}{each} draws each, {draws:,} in all; {evaluation.device} makes "
-        f"{rate:,.0f} per second in batches of {evaluation.batch}, which takes {most}{duration}"
+        f"{len(missing):,} of {counted(len(indices), 'image')} of "
+        f"{counted(len({*labels_of(evaluation.dataset, [*indices])}), 'class')} of {name} are to "
+        f"be certified by {spec.method}: {most}{each} draws each, {draws:,} in all; "
+        f"{evaluation.device} makes {rate:,.0f} per second in batches of {evaluation.batch}, which "
+        f"takes {most}{duration}"
     )
 
 

@@ -14,6 +14,7 @@ without a certificate: the share of false certificates among the issued ones has
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,7 +27,7 @@ from smoothadv.base.errors import UserError, counted, escape, warn
 from smoothadv.base.files import file_digest
 from smoothadv.base.settings import settings_record
 from smoothadv.evaluation.log import Example, begun, write_log
-from smoothadv.evaluation.predict import PredictionPolls, chosen_images, with_attack_batch
+from smoothadv.evaluation.predict import PredictionPolls, with_attack_batch
 from smoothadv.evaluation.setup import (
     Evaluation,
     prepare,
@@ -67,17 +68,16 @@ class Certificates:
     settings: dict[str, Any]
     top_k: int = 1
 
-    def restricted_to(self, skip: int, most: int | None) -> Certificates:
-        """Only the certificates of the first ``most`` images whose index ``skip`` divides;
-        UserError if there are none.
+    def restricted_to(self, chosen: Collection[int]) -> Certificates:
+        """Only the certificates of the ``chosen`` images; UserError if there are none.
 
         Images without a certificate count too: the selection must not depend on which images are
         certified.
         """
-        images = [index for index in self.images if index % skip == 0][:most]
+        images = sorted({*self.images}.intersection(chosen))
         claims = {index: self.claims[index] for index in images if index in self.claims}
         if not claims:
-            raise UserError(f"{self.path} certifies none of the images that --skip and --max leave")
+            raise UserError(f"{self.path} certifies none of the images that were chosen")
         return dataclasses.replace(self, images=images, claims=claims)
 
     def check_evaluation(self, evaluation: Evaluation) -> None:
@@ -217,10 +217,14 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
         spec = dataclasses.replace(spec, batch=batch)
     every = certificates
     evaluation = prepare(spec, path, sound, certificates.settings if sound else None)
-    certificates = every.restricted_to(spec.skip, spec.limit)
-    indices = sorted(certificates.claims)
-    if spec.only is not None:
-        indices = chosen_images(spec.only, indices, f"{spec.against} certifies no image")
+    certificates = every.restricted_to(
+        evaluation.indices
+        if spec.image_set and spec.only is None
+        else [index for index in every.images if index % spec.skip == 0][: spec.limit]
+    )
+    indices = sorted(certificates.claims if spec.only is None else {*spec.only})
+    if missing := sorted({*indices} - certificates.claims.keys()):
+        raise UserError(f"--only {missing[0]}: {spec.against} certifies no image {missing[0]}")
     evaluation, attack = with_attack_batch(dataclasses.replace(evaluation, indices=indices))
     polls = CertificatePolls(evaluation, attack, certificates.top_k, certificates=certificates)
     sha256, alpha = file_digest(spec.against), certificates.alpha

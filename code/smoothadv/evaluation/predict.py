@@ -3,7 +3,7 @@
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.geometry import in_grey_levels, l2_norm
 from smoothadv.attacks.smoothed_attack import EVERY
 from smoothadv.base.devices import to_device, to_host
-from smoothadv.base.errors import UsageError, UserError
+from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import settings_record
 from smoothadv.evaluation.log import Example, LogContent, write_log
 from smoothadv.evaluation.setup import (
@@ -187,10 +187,6 @@ def attack(spec: AttackSpec) -> Iterator[WrittenLog]:
     specs = specs_by_log(spec)
     first = next((path for path in specs if path.exists()), next(iter(specs)))
     evaluation = prepare(spec, None if spec.outdir is None else first)
-    if spec.only is not None:
-        complaint = f"{evaluation.settings['dataset']} has no image"
-        indices = chosen_images(spec.only, range(len(evaluation.dataset)), complaint)
-        evaluation = dataclasses.replace(evaluation, indices=indices)
     evaluation, _ = with_attack_batch(evaluation)
     for path, one in specs.items():
         log = None if spec.outdir is None else path
@@ -208,13 +204,3 @@ def specs_by_log(spec: AttackSpec) -> dict[Path, AttackSpec]:
         one = dataclasses.replace(spec, attack=attack, epsilons=(epsilon,))
         specs[attacked_log(spec.outdir or Path(), epsilon)] = one
     return specs
-
-
-def chosen_images(only: Sequence[int], known: Collection[int], complaint: str) -> list[int]:
-    """The indices in ``only``, sorted; UserError, which contains ``complaint``, if ``known`` lacks
-    one of them.
-    """
-    missing = [index for index in only if index not in known]
-    if missing:
-        raise UserError(f"--only {missing[0]}: {complaint} {missing[0]}")
-    return sorted(set(only))

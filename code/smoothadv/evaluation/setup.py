@@ -22,6 +22,7 @@ from smoothadv.base.files import digest
 from smoothadv.base.progress import warn_of_hours
 from smoothadv.base.provenance import provenance
 from smoothadv.datasets import ImageDataset
+from smoothadv.evaluation.image_sets import labels_of
 from smoothadv.evaluation.specs import AttackedSpec, CertifySpec, EvaluationSpec
 from smoothadv.evaluation.voters import (
     Loaded,
@@ -36,6 +37,7 @@ from smoothadv.models.load import BaseClassifier
 from smoothadv.noise import NoiseStream, Purpose, kernels_on
 from smoothadv.records import logs as records
 from smoothadv.records.logs import CLASSIFIER, DENOISER, LOGITS, shards_of
+from smoothadv.records.manifests import IMAGE_SET, record_of
 from smoothadv.statistics.prediction import least_draws
 from smoothadv.voting.classifier import (
     CompiledClassifier,
@@ -214,7 +216,7 @@ def prepare(
     loaded = load_models(spec)
     own, dataset, base = loaded[0]
     spec = own if spec.stages is None else spec
-    processes, indices = processes.connect(), spec.chosen_indices(len(dataset))
+    processes, indices = processes.connect(), spec.chosen_indices(dataset)
     if processes.is_first:
         _warn_of_doubts(spec, loaded, indices)
     if isinstance(spec, CertifySpec) and spec.fast:
@@ -251,9 +253,9 @@ def prepare(
     return replace(evaluation, settings=settings, run_record=run_record).continuing(log)
 
 
-def _warn_of_doubts(spec: EvaluationSpec, loaded: Sequence[Loaded], indices: range) -> None:
-    """Warn of many hours, of what is doubtful about models and images, and where --max takes images
-    of less than half of the classes that it could.
+def _warn_of_doubts(spec: EvaluationSpec, loaded: Sequence[Loaded], indices: Sequence[int]) -> None:
+    """Warn of many hours, of what is doubtful about models and images, and where --max or --images
+    takes images of less than half of the classes that it could.
     """
     dataset, each = loaded[0][1], spec.most_voters * (spec.n0 + spec.n)
     if isinstance(spec, AttackedSpec) and spec.attack is not None:
@@ -263,16 +265,15 @@ def _warn_of_doubts(spec: EvaluationSpec, loaded: Sequence[Loaded], indices: ran
     doubts = [doubt for *_, base in loaded for doubt in base.doubts]
     for doubt in (*doubts, *dataset.description.doubts()):
         warn(doubt)
-    labels = getattr(dataset, "labels", None)
-    if labels is None or spec.limit is None or not indices:
+    chosen_by = "--max" * (spec.limit is not None) + "--images" * (spec.image_set is not None)
+    if not chosen_by or not indices or getattr(dataset, "labels", None) is None:
         return
-    labels = torch.as_tensor(labels).cpu()
-    there, taken = (len(some.unique()) for some in (labels, labels[[*indices]]))
+    there, taken = (len({*labels_of(dataset, some)}) for some in (range(len(dataset)), [*indices]))
     if 2 * taken < min(there, len(indices)):
         warn(
-            f"--max takes {counted(len(indices), 'image')} of {taken} of "
-            f"{counted(there, 'class')}: --skip {len(dataset) // len(indices)} takes as many from "
-            "the whole dataset"
+            f"{chosen_by} takes {counted(len(indices), 'image')} of "
+            f"{taken} of {counted(there, 'class')}: --skip {len(dataset) // len(indices)} takes "
+            "as many from the whole dataset"
         )
 
 
@@ -319,7 +320,7 @@ def _fast(
 ) -> CertifySpec:
     """The spec with what --fast chooses: that of the log to be continued, if there is one."""
     chosen = {"precision": recorded.get("precision"), "compile": recorded.get("compiled")}
-    draws = len(spec.chosen_indices(len(dataset))) * (spec.n0 + spec.n)
+    draws = len(spec.chosen_indices(dataset)) * (spec.n0 + spec.n)
     if None in chosen.values() and draws:
         from smoothadv.evaluation.fastest import fastest
 
@@ -347,6 +348,7 @@ def _record(evaluation: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
         "folded": all(voter.form.is_folded for voter in voters),
         "device": device_name(device),
         "torch": torch.__version__,
+        **({IMAGE_SET: record_of(spec.image_set, evaluation.indices)} if spec.image_set else {}),
     }
     if len(voters) > 1:
         settings["sigmas"] = [voter.key.sigma for voter in voters]

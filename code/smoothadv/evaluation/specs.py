@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,13 +29,13 @@ from smoothadv.base.settings import (
     perturbation_size,
     positive_int,
     probability,
-    refuse_any,
     setting,
     settings_of,
     up_to_a_million,
 )
-from smoothadv.datasets import SPLITS, DatasetDescription
+from smoothadv.datasets import SPLITS, DatasetDescription, ImageDataset
 from smoothadv.datasets.spec import RunSpec
+from smoothadv.evaluation.image_sets import image_set, images_named
 from smoothadv.evaluation.shards import Shard
 from smoothadv.models.name import STAGES
 from smoothadv.models.spec import ModelSpec
@@ -107,8 +107,8 @@ def a_target(text: str) -> int | str:
 class EvaluationSpec(ModelSpec):
     """The settings that all evaluations of a smoothed classifier share.
 
-    ``command`` is the command line that the manifest records (None: that of this process). ``n0``
-    and ``attack`` are those of commands that have them.
+    ``command`` is the command line that the manifest records (None: that of this process). ``n0``,
+    ``attack`` and ``only`` are those of commands that have them.
     """
 
     n: int = setting(
@@ -127,6 +127,15 @@ class EvaluationSpec(ModelSpec):
     split: str = setting("test", choices=SPLITS, group="images", help="images to use")
     skip: int = setting(
         1, parse=positive_int, metavar="K", group="images", help="take every K-th image"
+    )
+    image_set: str | None = setting(
+        None,
+        parse=image_set,
+        flag="--images",
+        metavar="WHICH",
+        group="images",
+        help="take the images with the indices A-B (like 500-999); or per-class:N[:SEED], N random "
+        "images of each class; or those in a file, an index or the name of an image file in a line",
     )
     limit: int | None = setting(
         None,
@@ -176,11 +185,21 @@ class EvaluationSpec(ModelSpec):
     command: Sequence[str] | None = None
     n0: int = 0
     attack: Any = None
+    only: Any = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.image_set, Collection) and not isinstance(self.image_set, str):
+            self._set(image_set=",".join(map(str, self.image_set)))
         super().__post_init__()
         if self.n is None:
             self._set(n=PREDICTION_DRAWS)
+        named = self.image_set if self.only is None else ",".join(map(str, sorted({*self.only})))
+        if named is not None and {self.skip - 1, self.limit, self.image_set} - {0, None, named}:
+            raise UsageError(
+                f"{'--images' if self.only is None else '--only'} is not read with --skip, --max "
+                "or other images by name: leave all but one out"
+            )
+        self._set(image_set=named)
 
     def plugins(self, *architectures: str) -> dict[str, dict[str, str]]:
         """What settings record of the plug-ins that take part, with models of these
@@ -200,10 +219,12 @@ class EvaluationSpec(ModelSpec):
             images = {"dataset": self.dataset.description.name, "split": None}
         return {**images, **self.plugins(*architectures), **identity(self)}
 
-    def chosen_indices(self, size: int) -> range:
-        """The indices of the images to evaluate, of a dataset of this size."""
-        indices = range(0, size, self.skip)
-        return indices if self.limit is None else indices[: self.limit]
+    def chosen_indices(self, dataset: ImageDataset) -> Sequence[int]:
+        """The indices of the images to evaluate, of a dataset, ascending; UserError where it has
+        not those that were named.
+        """
+        every = range(0, len(dataset), self.skip)[: self.limit]
+        return every if self.image_set is None else images_named(self.image_set, dataset)
 
 
 def check_top_k(top_k: int, description: DatasetDescription) -> None:
@@ -471,14 +492,8 @@ class _OutdirSpec(AttackedSpec):
     )
 
     def __post_init__(self) -> None:
-        has_others = self.skip != 1 or self.limit is not None
-        faults = {
-            "attack: found None: give one, like PGD(0.5, 20)": self.attack is None,
-            "--only is not read with --skip or --max: leave one of them out": (
-                self.only is not None and has_others
-            ),
-        }
-        refuse_any(faults, UsageError)
+        if self.attack is None:
+            raise UsageError("attack: found None: give one, like PGD(0.5, 20)")
         super().__post_init__()
 
 

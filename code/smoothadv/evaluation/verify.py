@@ -21,7 +21,7 @@ from smoothadv.records.logs import (
     differing_settings,
     read_manifest_file,
 )
-from smoothadv.records.manifests import METHODS, images_of, log_fault
+from smoothadv.records.manifests import IMAGE_SET, METHODS, images_of, log_fault
 from smoothadv.records.readers import read_certification_log, read_fields
 from smoothadv.statistics import PROCEDURES
 
@@ -120,6 +120,7 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
             **recorded,
             dataset=settings["dataset"],
             split=settings["split"],
+            image_set=settings.get(IMAGE_SET, {}).get("indices"),
             pretrained=settings.get("pretrained", True),
             model=model,
             denoiser=denoiser,

@@ -12,7 +12,7 @@ from typing import Any
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.files import read_json
 from smoothadv.records.manifests import CERTIFICATION_COLUMNS as CERTIFICATION_COLUMNS
-from smoothadv.records.manifests import images_of, manifest_fault
+from smoothadv.records.manifests import IMAGE_SET, manifest_fault
 
 CHECKPOINT = "checkpoint.pth.tar"
 TRAINING_LOG = "log.txt"
@@ -187,13 +187,6 @@ def manifest_beside(log: Path) -> dict[str, Any] | None:
     return read_manifest_file(log) if manifest_path(log).exists() else None
 
 
-def images_selected(run: dict[str, Any]) -> int | None:
-    """How many images a run selects: every ``skip``-th of ``images``, up to ``max``; None where it
-    does not say.
-    """
-    return len(images_of({}, run)) if {*SELECTION} <= run.keys() else None
-
-
 def format_radius(radius: float) -> str:
     """Decimal digits for ``radius`` >= 0 that never exceed it and that float() reads as the same
     number.
@@ -218,7 +211,7 @@ def tsv(columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
 
 def differing_fields(before: dict[str, Any], now: dict[str, Any]) -> str:
     """ "sigma was 0.25, now 0.5; ..." for the fields in which two records differ, "" if none; of
-    digests the beginnings.
+    digests and long lists of indices the beginnings.
     """
     # Through JSON, where a tuple is a list, since the earlier record may come from there.
     before, now = (flat(json.loads(json.dumps(record))) for record in (before, now))
@@ -231,17 +224,22 @@ def differing_fields(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 def _brief(value: Any) -> str:
     """A value of a manifest as messages show it."""
-    is_digest = isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value)
+    is_digest = isinstance(value, str) and re.fullmatch("[0-9a-f]{64}|[0-9,-]{64,}", value)
     return repr(value[:12] + "..." if is_digest else value)
 
 
 def differing_settings(before: dict[str, Any], now: dict[str, Any]) -> str:
     """As ``differing_fields``, for the settings of logs: only with --sound do other logits make
-    another log.
+    another log, and never another name of the same images.
     """
     if _are_other_logits(before, now) and (before.get("sound") or now.get("sound")):
         return f"{differing_fields(before, now)} (the logits are rounded by {_OTHER_PLACE})"
-    return differing_fields({**before, LOGITS: None}, {**now, LOGITS: None})
+    return differing_fields(
+        *(
+            {**each, LOGITS: None, IMAGE_SET: {**(each.get(IMAGE_SET) or {}), "named": None}}
+            for each in (before, now)
+        )
+    )
 
 
 def warn_of_other_logits(what: Path, before: dict[str, Any], *now: dict[str, Any]) -> None:

@@ -6,9 +6,13 @@ has forms of which one must fit.
 """
 
 import json
+import re
+from collections.abc import Iterable, Sequence
 from types import NoneType
 from typing import Any
 
+from smoothadv.base.errors import escape
+from smoothadv.base.files import digest
 from smoothadv.base.settings import (
     SettingError,
     any_seed,
@@ -31,6 +35,7 @@ CERTIFICATION_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time",
 """The first six are the columns of released logs. The procedure's columns follow these."""
 SQUARED_RADIUS = "squared_radius"
 """The last column of a log of --sound."""
+IMAGE_SET = "image_set"
 METHODS = {
     name: kind for name, kind in PROCEDURES.items() if kind.__module__.startswith("smoothadv.")
 }
@@ -46,7 +51,7 @@ SETTINGS: dict[str, Any] = {
     **dict.fromkeys("tables_sha256 weights_given resize local_noise timestep".split(), str),
     **dict.fromkeys("split dataset_fingerprint logits_sha256".split(), _TEXT_OR_NULL),
     **dict.fromkeys("checkpoint_sha256 module_sha256".split(), (str, dict)),
-    **dict.fromkeys("denoiser against plugins shard".split(), dict),
+    **dict.fromkeys("denoiser against plugins shard image_set".split(), dict),
     **dict.fromkeys("compiled pretrained folded fused tf32 sound".split(), bool),
     **dict.fromkeys("images_saved base_attack".split(), bool),
     **dict.fromkeys("N0 num_classes threads restarts".split(), positive_int),
@@ -121,13 +126,38 @@ def manifest_fault(manifest: Any) -> str:
         for name, value in part.items():
             if name in forms and (wanted := expected(value, forms[name])):
                 return f"says that {name} is {json.dumps(value)[:60]}; expected {wanted}"
+    record = settings.get(IMAGE_SET, {})
+    indices = [int(text) for text in re.findall("[0-9]{1,18}", str(record.get("indices")))]
+    if IMAGE_SET in settings and (
+        not indices or record != record_of(str(record.get("named")), indices)
+    ):
+        return f"says that {IMAGE_SET} has a count, sha256 and indices that are not of one set"
     return ""
 
 
-def images_of(settings: dict[str, Any], run: dict[str, Any]) -> range:
-    """The indices of the images that a run selects, or of those in a shard."""
+def record_of(named: str, indices: Iterable[int]) -> dict[str, Any]:
+    """What a manifest records of a set of images that is ``named`` so: the ascending ``indices``,
+    how many they are, and the SHA-256 of them, one a line, by which people compare sets.
+    """
+    texts = [str(index) for index in sorted({*indices})]
+    return {
+        "named": escape(named, 60),
+        "count": len(texts),
+        "sha256": digest(f"{text}\n" for text in texts),
+        "indices": ",".join(texts),
+    }
+
+
+def images_of(settings: dict[str, Any], run: dict[str, Any]) -> Sequence[int]:
+    """The indices of the images that a run selects, ascending, or of those in a shard."""
+    named = settings.get(IMAGE_SET, {}).get("indices", "")
+    images = (
+        [int(text) for text in named.split(",")]
+        if named
+        else range(0, run["images"], run["skip"])[: run["max"]]
+    )
     part = settings.get("shard", {"index": 0, "count": 1})
-    return range(0, run["images"], run["skip"])[: run["max"]][part["index"] :: part["count"]]
+    return images[part["index"] :: part["count"]]
 
 
 def log_fault(manifest: dict[str, Any]) -> str:
@@ -151,8 +181,10 @@ def log_fault(manifest: dict[str, Any]) -> str:
         check_top_k(settings.get("top_k", 1), max(2, settings["num_classes"]))
     except ValueError as error:
         return f"has an impossible setting, {error}"
-    whole = images_of({}, run)
-    selection = [whole.start, whole.stop, whole.step]
+    whole = images_of({**settings, "shard": {"index": 0, "count": 1}}, run)
+    selection: Any = (
+        [whole.start, whole.stop, whole.step] if isinstance(whole, range) else {"only": whole}
+    )
     shard = settings.get("shard", {"index": 0, "count": 1, "examples": selection})
     place, count = shard.get("index"), shard.get("count")
     is_shard = not expected([place, count], [non_negative_int]) and place < count
@@ -161,6 +193,7 @@ def log_fault(manifest: dict[str, Any]) -> str:
         != "Rounded" * settings["sound"] + "GaussianNoise",
         "radii that do not ascend from 0": isinstance(procedure, OnGrid)
         and [*procedure.radii] != settings["radii"],
+        "images that its dataset has not": IMAGE_SET in settings and whole[-1] >= run["images"],
         "a shard of other images, or an impossible one": not is_shard
         or shard != {"index": place, "count": count, "examples": selection},
     }

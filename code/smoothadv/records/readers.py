@@ -20,12 +20,7 @@ import numpy as np
 from smoothadv.base.errors import UserError, counted, escape, first_line
 from smoothadv.base.settings import refuse_any
 from smoothadv.records import logs as records
-from smoothadv.records.manifests import (
-    METHODS,
-    certification_columns,
-    images_of,
-    log_fault,
-)
+from smoothadv.records.manifests import METHODS, certification_columns, images_of, log_fault
 from smoothadv.records.rows import prediction_checks, row_checks
 from smoothadv.statistics import COUNT_COLUMNS
 
@@ -276,7 +271,7 @@ def _checks(path: Path, texts: dict[str, list[str]], manifest: dict[str, Any]) -
     row = {name: _numbers(path, name, texts) for name in expected if name != "time"}
     if is_prediction:
         return prediction_checks(row, settings)
-    return row_checks(row, settings, images_of(settings, manifest["runs"][-1]))
+    return row_checks(row, settings, np.isin(row["idx"], images_of(settings, manifest["runs"][-1])))
 
 
 def _frame(columns: dict[str, np.ndarray], notes: list[str], by: str = "idx") -> DataFrame:

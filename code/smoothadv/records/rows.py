@@ -10,14 +10,14 @@ from statistics import NormalDist
 from typing import Any
 
 
-def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, Any]:
+def row_checks(row: Any, settings: dict[str, Any], is_selected: Any) -> dict[str, Any]:
     """The rules for a row, or for all rows if ``row`` has arrays: whether each holds, by words for
-    its violation.
+    its violation. ``is_selected`` says whether its image was selected.
 
     All rules but the radius bound are arithmetic.
     """
-    idx, label, predict, radius, successes, trials = (
-        row[name] for name in ("idx", "label", "predict", "radius", "successes", "trials")
+    label, predict, radius, successes, trials = (
+        row[name] for name in ("label", "predict", "radius", "successes", "trials")
     )
     classes, n, claims = settings["num_classes"], settings["N"], predict >= 0
     rivals = [row[name] for name in row if name.startswith("rival")]
@@ -32,9 +32,7 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
         sigma = sum((row["stage"] == k) * each for k, each in enumerate(settings["sigmas"], 1))
     is_decided = (trials > 0) if "radii" in settings else (trials == n)
     checks = {
-        "its image is not among those selected": (images.start <= idx)
-        & (idx < images.stop)
-        & ((idx - images.start) % images.step == 0),
+        "its image is not among those selected": is_selected,
         "its label or predict is no class": (0 <= label)
         & (label < classes)
         & (-1 <= predict)

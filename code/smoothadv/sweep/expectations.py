@@ -15,10 +15,12 @@ from smoothadv.cli import attack, certify, train, train_pgd
 from smoothadv.cli.options.training import spec_of, with_recipes
 from smoothadv.cli.runner import Options, Parser, reading
 from smoothadv.datasets import SPLITS, DatasetDescription, describe_dataset, get_dataset
+from smoothadv.evaluation.image_sets import images_named
 from smoothadv.evaluation.predict import specs_by_log
 from smoothadv.evaluation.specs import AttackSpec, CertifySpec
 from smoothadv.models.name import HUB
 from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
+from smoothadv.records.manifests import IMAGE_SET, record_of
 from smoothadv.sweep.stages import EvaluationExpectation, TrainingExpectation
 from smoothadv.training.schedule import Schedule
 from smoothadv.training.spec import TrainSpec
@@ -33,6 +35,9 @@ class CommandReader:
 
     def __init__(self) -> None:
         self._parser, self._described = cache(_make_parser), cache(describe_dataset)
+        self._image_set = cache(
+            lambda *dataset, named: record_of(named, images_named(named, get_dataset(*dataset)))
+        )
 
     def option_words(self, command: str, options: Mapping[str, Any], source: str) -> list[str]:
         """As ``Commands``; UserError if an option that takes a value is given true or false."""
@@ -89,11 +94,16 @@ class CommandReader:
                 records = {spec.log: {**spec.identity(*archs), **procedure.record()}}
             else:
                 records = {log: one.identity(*archs) for log, one in specs_by_log(spec).items()}
+            named = spec.image_set and self._image_set(
+                str(spec.dataset), spec.split, spec.data_dir, named=spec.image_set
+            )
         return EvaluationExpectation(
             logs=tuple(log.absolute() for log in records),
-            settings=tuple(records.values()),
-            skip=spec.skip,
-            limit=spec.limit,
+            settings=tuple(
+                {**settings, **({IMAGE_SET: named} if named else {})}
+                for settings in records.values()
+            ),
+            selection={"skip": spec.skip, "max": spec.limit},
             denoiser=spec.denoiser,
         )
 

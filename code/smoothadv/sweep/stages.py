@@ -18,6 +18,7 @@ from smoothadv.base.errors import UserError, counted
 from smoothadv.base.files import file_digest, read_json, write_text
 from smoothadv.models.name import HUB, Members
 from smoothadv.records import logs as records
+from smoothadv.records.manifests import IMAGE_SET, images_of
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,12 @@ class TrainingExpectation:
 class EvaluationExpectation:
     """What certify or attack will do: it writes ``logs``, whose manifests will have ``settings``.
 
-    Every ``skip``-th image is evaluated, at most ``limit`` of them (None: all).
+    ``selection`` is what a run says of its images, but for their number.
     """
 
     logs: tuple[Path, ...]
     settings: tuple[Mapping[str, Any], ...]
-    skip: int = 1
-    limit: int | None = None
+    selection: Mapping[str, Any]
     denoiser: str | None = None
 
 
@@ -203,7 +203,9 @@ class EvaluationStage:
         try:
             manifest = records.read_manifest_file(log)
             self._refuse_other_settings(log, manifest["settings"], settings)
-            selected = range(0, sys.maxsize, self.expected.skip)[: self.expected.limit]
+            selected = images_of(
+                manifest["settings"], {"images": sys.maxsize, **self.expected.selection}
+            )
             for row in rows:
                 index = row.partition(b"\t")[0]
                 if index.isdigit() and int(index) not in selected:
@@ -211,9 +213,8 @@ class EvaluationStage:
         except UserError as error:
             return StageProgress(0, None, "image", str(error))
         # Of the dataset that the last run saw; unknown if it did not record the dataset's size.
-        selection = {"skip": self.expected.skip, "max": self.expected.limit}
-        runs = manifest["runs"]
-        total = records.images_selected({**runs[-1], **selection}) if runs else None
+        run = {**(manifest["runs"] or [{}])[-1], **self.expected.selection}
+        total = len(images_of(manifest["settings"], run)) if "images" in run else None
         return StageProgress(len(rows), total, "image")
 
     def _refuse_other_settings(
@@ -228,7 +229,7 @@ class EvaluationStage:
         now = digest(path) if denoiser and path.is_file() else before
         if now != before or (before is None) != (denoiser is None):
             raise UserError(f"{log} was made with another denoiser than {denoiser or 'none'}")
-        if difference := _difference(recorded, settings):
+        if difference := _difference(recorded, {IMAGE_SET: None, **settings}):
             raise UserError(f"{log} was made with other settings: {difference}")
         paths, mean = self.classifier.paths, self.classifier.mean
         digests = [digest(path) if path.exists() else None for path in paths]
