@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from smoothadv.base.errors import UserError, warn
-from smoothadv.base.settings import any_seed, probability, refuse_any
+from smoothadv.base.settings import refuse_any
 from smoothadv.records.logs import read_manifest_file
-from smoothadv.records.manifests import expected
 from smoothadv.records.readers import DataFrame, read_prediction_log
 from smoothadv.sets.coverage import calibrates, images_needed, share_to_miss, threshold
 
-_FORMS = {"calibration": probability, "calibration_seed": any_seed}
-_NEEDED = (*_FORMS, "alpha", "radii", "sigma", "num_classes")
+_CHOICE = ("calibration", "calibration_seed")
+_NEEDED = (*_CHOICE, "alpha", "radii", "sigma", "num_classes")
 _ROUNDED = 1e-6  # what the digits in the log may add to the sum, for each class
 
 
@@ -27,12 +26,12 @@ class ScoreLog:
     cannot be, or no image calibrates or is tested.
     """
 
-    path: Path
+    name: str
     settings: Mapping[str, Any]
     table: DataFrame
 
     def __post_init__(self) -> None:
-        share, seed = (self.settings[name] for name in _FORMS)
+        share, seed = (self.settings[name] for name in _CHOICE)
         roles = [calibrates(index, share, seed) for index in self.table.idx]
         attacked = self.table.get("attack_norm", 0) > self.table.get("epsilon", 0) * (1 + 1e-5)
         faults = {
@@ -44,7 +43,7 @@ class ScoreLog:
             "a calibration that is that of its images": (self.table.calibration != roles).any(),
             "attacks within their epsilon": np.any(attacked),
         }
-        refuse_any({f"{self.path} lacks {what}": is_so for what, is_so in faults.items()})
+        refuse_any({f"{self.name} lacks {what}": is_so for what, is_so in faults.items()})
 
     @classmethod
     def read(cls, path: Path) -> "ScoreLog":
@@ -52,10 +51,7 @@ class ScoreLog:
         settings = read_manifest_file(path)["settings"]
         if lacking := [name for name in _NEEDED if name not in settings]:
             raise UserError(f"{path} is no log of sets: its manifest has no {lacking[0]}")
-        for name, form in _FORMS.items():
-            if wanted := expected(settings[name], form):
-                raise UserError(f"{path} is left in doubt: its {name} is not {wanted}")
-        return cls(path, settings, read_prediction_log(path))
+        return cls(str(path), settings, read_prediction_log(path))
 
     @property
     def scores(self) -> np.ndarray:
@@ -76,7 +72,7 @@ class ScoreLog:
         kept = self.table.calibration == 1
         if kept.sum() < images_needed(share):
             warn(
-                f"{self.path}: at radius {radius:g} the sets are all classes: at least "
+                f"{self.name}: at radius {radius:g} the sets are all classes: at least "
                 f"{images_needed(share):,} images must calibrate, and {kept.sum():,} do"
             )
         own = self.scores[np.arange(len(self.table)), self.table.label]

@@ -24,7 +24,7 @@ from smoothadv.base.settings import (
 )
 from smoothadv.evaluation.log import Example, write_log
 from smoothadv.evaluation.predict import PredictionPolls, with_attack_batch
-from smoothadv.evaluation.setup import Evaluation, prepare
+from smoothadv.evaluation.setup import prepare
 from smoothadv.evaluation.specs import AttackedSpec
 from smoothadv.noise import Rows
 from smoothadv.records.readers import DataFrame
@@ -76,10 +76,6 @@ class SetsSpec(AttackedSpec):
             raise UsageError(f"sets are of one classifier, and the model is a {self.kind}")
         self._set(radii=self.radii or (0.0, self.sigma / 2, self.sigma))
 
-    def calibrates(self, index: int) -> bool:
-        """Whether the image with this index calibrates."""
-        return calibrates(index, self.calibration, self.calibration_seed)
-
 
 class OnePass(VoteCounter):
     """Answers the request of each poll, one draw, with the probabilities of the classes, float64
@@ -122,21 +118,14 @@ class ScorePolls(PredictionPolls):
         scores = (f"score_{number}" for number in range(self.evaluation.last.num_classes))
         return ("idx", "label", "predict", "correct", "calibration", *norms, *scores, "time")
 
-    def counter(self, evaluation: Evaluation) -> OnePass:
-        """What makes the passes."""
-        voter = evaluation.last
-        shape = [voter.num_classes], evaluation.batch, evaluation.device
-        counter = OnePass([voter.form], *shape, dtype=voter.form.dtype)
-        # A row does not wait for attacks on a whole batch.
-        counter.at_once = self.attack.examples_per_pass if self.attack else evaluation.batch
-        return counter
-
     def __call__(self, examples: list[Example]) -> Iterator[Poll]:
-        is_kept = [self.evaluation.spec.calibrates(example.index) for example in examples]
-        tested = super().__call__([one for one, kept in zip(examples, is_kept) if not kept])
-        unchanged = {"attack_norm": 0.0, "epsilon": 0.0}
-        for one, kept in zip(examples, is_kept):
-            yield self._poll(one, one.image, unchanged) if kept else next(tested)
+        spec: Any = self.evaluation.spec
+        chosen = spec.calibration, spec.calibration_seed
+        kept = {one.index for one in examples if calibrates(one.index, *chosen)}
+        tested = super().__call__([one for one in examples if one.index not in kept])
+        columns = {"calibration": 1, "attack_norm": 0.0, "epsilon": 0.0}
+        for one in examples:
+            yield self._poll(one, one.image, columns) if one.index in kept else next(tested)
 
     def _poll(self, example: Example, image: torch.Tensor, columns: dict[str, Any]) -> Poll:
         streams = self.evaluation.streams(example.index, image, self.votes)
@@ -148,18 +137,21 @@ class ScorePolls(PredictionPolls):
         """Ask for the probabilities of one image; returns the columns of its row."""
         scores = yield Draws(1)
         printed = {f"score_{number}": f"{one:.7g}" for number, one in enumerate(scores)}
-        calibration = int(self.evaluation.spec.calibrates(example.index))
-        return {"predict": int(scores.argmax()), "calibration": calibration, **columns, **printed}
+        return {"calibration": 0, "predict": int(scores.argmax()), **columns, **printed}
 
 
 def write_scores(spec: SetsSpec) -> tuple[WrittenLog, dict[str, Any]]:
     """Write the missing rows of the log ``spec.log``, as ``write_log``; returns its settings,
     too.
     """
-    polls = ScorePolls(*with_attack_batch(prepare(spec, spec.log)))
+    evaluation, attack = with_attack_batch(prepare(spec, spec.log))
+    voter, counted = evaluation.last, (evaluation.batch, evaluation.device)
+    counter = OnePass([voter.form], [voter.num_classes], *counted, dtype=voter.form.dtype)
+    # A row does not wait for attacks on a whole batch.
+    counter.at_once = attack.examples_per_pass if attack else evaluation.batch
     settings = {"method": "conformal"}
-    content = polls.content("scoring", settings=settings, counter=polls.counter)
-    return write_log(polls.evaluation, content), polls.evaluation.settings
+    content = ScorePolls(evaluation, attack).content("scoring", settings=settings, counter=counter)
+    return write_log(evaluation, content), evaluation.settings
 
 
 @takes(SetsSpec, ArraySpec)
@@ -181,5 +173,5 @@ def conformal_sets(model: Model, images: Any, labels: Any = None, **keywords: An
 
     spec = spec_of_call(SetsSpec, "conformal_sets", model, images, labels, keywords)
     log, settings = write_scores(spec)
-    found = ScoreLog(log.path, settings, log.table)
+    found = ScoreLog(log.path.name or "images", settings, log.table)
     return pd.concat([*map(found.sets, spec.radii)], ignore_index=True)

@@ -77,7 +77,7 @@ class SetsTable(Checked):
                 shares = sets["size"].mean(), (sets["size"] == 1).mean(), (sets["size"] == 0).mean()
                 rows.append(
                     [
-                        *(str(log.path), log.epsilon, radius, max(sets.threshold[0], 0.0)),
+                        *(log.name, log.epsilon, radius, max(sets.threshold[0], 0.0)),
                         *(len(log.table) - len(sets), len(sets)),
                         wanted if log.epsilon <= radius else None,
                         Annotated(sets.covered.mean(), interval=interval),
@@ -92,7 +92,7 @@ class SetsTable(Checked):
         found, lines = self.table().frame(), []
         for path, style in zip(dict.fromkeys(found.log), line_styles(len(self.logs))):
             rows = found[found.log == path].sort_values("radius")
-            epsilon = rows.attack.max()
+            epsilon = float(rows.attack.max())
             how = {"label": path + f", epsilon = {epsilon:g}" * (epsilon > 0), **style}
             lines += left.plot(rows.radius, 100 * rows.coverage, **how)
             ends = 100 * rows.coverage_low, 100 * rows.coverage_high
