@@ -114,7 +114,7 @@ class ScorePolls(PredictionPolls):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        norms = () if self.attack is None else ("attack_norm", "epsilon")
+        norms = () if self.attack is None else ("attack_norm",)
         scores = (f"score_{number}" for number in range(self.evaluation.last.num_classes))
         return ("idx", "label", "predict", "correct", "calibration", *norms, *scores, "time")
 
@@ -123,7 +123,7 @@ class ScorePolls(PredictionPolls):
         chosen = spec.calibration, spec.calibration_seed
         kept = {one.index for one in examples if calibrates(one.index, *chosen)}
         tested = super().__call__([one for one in examples if one.index not in kept])
-        columns = {"calibration": 1, "attack_norm": 0.0, "epsilon": 0.0}
+        columns = {"calibration": 1, "attack_norm": 0.0}
         for one in examples:
             yield self._poll(one, one.image, columns) if one.index in kept else next(tested)
 
