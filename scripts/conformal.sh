@@ -19,7 +19,7 @@ python code/train.py "$dataset" "$arch" "$model" --noise 0.25 --threads 1 --resu
 for seed in 0 1 2; do
     score() { # NAME OPTION...
         python code/sets.py "$dataset" "$model/checkpoint.pth.tar" 0.25 "$made/$1_$seed.tsv" --radii 0 0.125 0.25 \
-            --seed $seed --calibration-seed $seed --skip "$skip" "${@:2}"
+            --seed $seed --skip "$skip" "${@:2}"
     }
     score clean
     for epsilon in 0.125 0.25; do

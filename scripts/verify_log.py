@@ -268,7 +268,7 @@ WHOLE = {  # of what is computed with, the least and the largest number
     "images": (0, 4 * 10**9),
     "skip": (1, 4 * 10**9),
     "max": (1, 4 * 10**9),
-    "calibration_seed": (0, 2**128 - 1),
+    "seed": (0, 2**128 - 1),
 }
 REAL = {
     "sigma": (5e-324, 10),
@@ -283,7 +283,7 @@ LISTS = {
     "image_shape": (WHOLE, 1, 10**9),
 }
 FLAGS = ("sound", "ladder", "label_aware")
-OF_SETS = "alpha calibration calibration_seed images max num_classes radii sigma skip".split()
+OF_SETS = "alpha calibration images max num_classes radii seed sigma skip".split()
 
 
 def is_number(value, kind, low, high):
@@ -835,7 +835,7 @@ class ConformalSets:
     def fault(self, row):
         """Why a row cannot be; None if it can."""
         label, predict, scores = row["label"], row["predict"], [row[name] for name in self.scores]
-        address = f"smoothadv calibration {self.settings['calibration_seed']} {row['idx']}"
+        address = f"smoothadv calibration {self.settings['seed']} {row['idx']}"
         word = int(hashlib.sha256(address.encode()).hexdigest()[:16], 16)
         is_kept = word < Fraction(self.settings["calibration"]) * 2**64
         epsilon = 0 if is_kept else (self.settings.get("attack") or {"epsilon": 0})["epsilon"]
@@ -843,7 +843,7 @@ class ConformalSets:
             "its image is not among those selected": row["idx"] in self.images,
             "its label or predict is no class": 0 <= min(label, predict)
             and max(label, predict) < len(scores),
-            "correct is not whether predict is the label": row["correct"] == (predict == label),
+            "correct is not 1 where predict is the label": row["correct"] == (predict == label),
             "calibration is not that of its image": row["calibration"] == is_kept,
             "its scores are no probabilities": abs(sum(scores) - 1) <= len(scores) * 1e-6,
             "predict has not the largest score": max(scores) == row.get(f"score_{predict}"),

@@ -15,8 +15,7 @@ from smoothadv.records.logs import read_manifest_file
 from smoothadv.records.readers import DataFrame, read_prediction_log
 from smoothadv.sets.coverage import calibrates, images_needed, share_to_miss, threshold
 
-_CHOICE = ("calibration", "calibration_seed")
-_NEEDED = (*_CHOICE, "alpha", "radii", "sigma", "num_classes")
+_NEEDED = ("calibration", "seed", "alpha", "radii", "sigma", "num_classes")
 _ROUNDED = 1e-6  # what the digits in the log may add to the sum, for each class
 
 
@@ -31,7 +30,7 @@ class ScoreLog:
     table: DataFrame
 
     def __post_init__(self) -> None:
-        share, seed = (self.settings[name] for name in _CHOICE)
+        share, seed = self.settings["calibration"], self.settings["seed"]
         roles = [calibrates(index, share, seed) for index in self.table.idx]
         norm, most = self.table.get("attack_norm", 0), self.epsilon * (self.table.calibration == 0)
         faults = {

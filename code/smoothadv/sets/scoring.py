@@ -15,7 +15,6 @@ from smoothadv.api import ArraySpec, Model, spec_of_call, torch_settings_kept
 from smoothadv.base.devices import within_memory
 from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import (
-    any_seed,
     output_file,
     perturbation_size,
     probability,
@@ -64,10 +63,7 @@ class SetsSpec(AttackedSpec):
         parse=probability,
         metavar="SHARE",
         records="calibration",
-        help="share of the images, chosen at random, that calibrate and are not tested",
-    )
-    calibration_seed: int = setting(
-        0, parse=any_seed, records="calibration_seed", help="seed of this choice"
+        help="share of the images, chosen at random by --seed, that calibrate and are not tested",
     )
 
     def __post_init__(self) -> None:
@@ -120,8 +116,8 @@ class ScorePolls(PredictionPolls):
 
     def __call__(self, examples: list[Example]) -> Iterator[Poll]:
         spec: Any = self.evaluation.spec
-        chosen = spec.calibration, spec.calibration_seed
-        kept = {one.index for one in examples if calibrates(one.index, *chosen)}
+        chosen = [calibrates(one.index, spec.calibration, spec.seed) for one in examples]
+        kept = {one.index for one, is_kept in zip(examples, chosen) if is_kept}
         tested = super().__call__([one for one in examples if one.index not in kept])
         columns = {"calibration": 1, "attack_norm": 0.0}
         for one in examples:
