@@ -35,6 +35,9 @@ class ScoreLog:
         norm, most = self.table.get("attack_norm", 0), self.epsilon * (self.table.calibration == 0)
         faults = {
             "images that calibrate and images to test: give more images": len({*roles}) < 2,
+            "labels and predictions that are classes": (
+                self.table[["label", "predict"]].max(axis=None) >= self.settings["num_classes"]
+            ),
             "scores of its classes": not (self.scores >= 0).all(),
             "probabilities, whose sum is 1": (
                 np.abs(self.scores.sum(1) - 1) > _ROUNDED * self.scores.shape[1]
