@@ -116,12 +116,11 @@ class ScorePolls(PredictionPolls):
 
     def __call__(self, examples: list[Example]) -> Iterator[Poll]:
         spec: Any = self.evaluation.spec
-        chosen = [calibrates(one.index, spec.calibration, spec.seed) for one in examples]
-        kept = {one.index for one, is_kept in zip(examples, chosen) if is_kept}
-        tested = super().__call__([one for one in examples if one.index not in kept])
+        kept = {one.index: calibrates(one.index, spec.calibration, spec.seed) for one in examples}
+        tested = super().__call__([one for one in examples if not kept[one.index]])
         columns = {"calibration": 1, "attack_norm": 0.0}
         for one in examples:
-            yield self._poll(one, one.image, columns) if one.index in kept else next(tested)
+            yield self._poll(one, one.image, columns) if kept[one.index] else next(tested)
 
     def _poll(self, example: Example, image: torch.Tensor, columns: dict[str, Any]) -> Poll:
         streams = self.evaluation.streams(example.index, image, self.votes)
