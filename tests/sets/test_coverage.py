@@ -45,10 +45,7 @@ def test_threshold_is_the_largest_score_with_few_enough_below_it(scores, share):
     if rank := math.floor(most):
         level = Fraction(2 * rank - 1, 2 * len(scores))
         assert found == np.quantile(scores, float(level), method="inverted_cdf")
-
-
-def test_no_number_of_images_is_enough_for_a_share_of_nothing():
-    assert images_needed(Fraction(0)) == math.inf == -threshold(np.ones(9), Fraction(0))
+    assert images_needed(Fraction(0)) == math.inf == -threshold(np.array(scores), Fraction(0))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Conformal sets, from the command to the verification of its log."""
 
 import math
-import re
 from pathlib import Path
 
 import numpy as np
@@ -101,8 +100,9 @@ def test_function_returns_the_sets_of_the_log(logs, checkpoint):
 
 def test_sets_cover_under_the_worst_attack_and_do_not_without_the_correction():
     """The classifier is a half-space, PGD finds the worst image, and the guarantee is tight. Of
-    1,000 images 100 may be missed; more than 210 are with probability below 1e-4, by quadrature of
-    the binomial distribution over Beta. Without the correction 389 are expected.
+    1,000 images 100 may be missed; more than 210, or fewer than 30, are with probability below
+    2e-4, by quadrature of the binomial distribution over Beta. Without the correction 389 are
+    expected.
     """
     model, radius = ProbitClassifier([6.0], -3.0, torch.float32), 0.25
     images, labels = torch.full((2000, 1, 1, 1), 0.5), torch.ones(2000, dtype=torch.int64)
@@ -154,21 +154,6 @@ def test_forged_rows_are_noticed(logs, name, script, capsys, tmp_path):
     accepted, said = verdict(script, log, capsys)
     assert not accepted and ("line" in said or "cannot be verified" in said)
     assert word in refusal(ScoreLog.read, log, names=log)
-
-
-def test_other_scores_are_noticed_by_who_was_told_the_threshold(logs, script, capsys, tmp_path):
-    """No reader can know the scores of a network; but what follows from them changes."""
-
-    def lowered(table, manifest):
-        for row in table:
-            scores = np.array(scores_of(row)) * 0.5 + 0.05
-            row |= {f"score_{number}": f"{one:.7g}" for number, one in enumerate(scores)}
-
-    log = tampered(logs["clean"], tmp_path / "forged.tsv", lowered)
-    said = [verdict(script, one, capsys) for one in (logs["clean"], log)]
-    assert [accepted for accepted, _ in said] == [True, True]
-    thresholds = [re.findall("threshold (.*) of", text) for _, text in said]
-    assert thresholds[0] != thresholds[1]
 
 
 def test_refusals_name_what_is_wrong(logs, checkpoint, capsys, workplace):
