@@ -39,5 +39,5 @@ for (attack, radius), of_seeds in rows.groupby(["attack", "radius"]):
         f"{100 * row.coverage:.1f} ({100 * row.coverage_low:.1f}–{100 * row.coverage_high:.1f})" for row in of_seeds.itertuples()
     )
     wanted = f"{100 * of_seeds.wanted.mean():g}" if attack <= radius else "–"
-    print(f"| {attack:g} | {radius:g} | {each} | {wanted} | {of_seeds['size'].mean():.2f} |")
+    print(f"| {attack or 'none'} | {radius:g} | {each} | {wanted} | {of_seeds['size'].mean():.2f} |")
 PROGRAM
