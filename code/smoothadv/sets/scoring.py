@@ -43,7 +43,7 @@ class SetsSpec(AttackedSpec):
     log: Path | None = setting(
         None, parse=output_file, flag="outfile", metavar="OUTFILE", help="log to write (TSV)"
     )
-    n: int = setting(1, keyword=False)
+    n: int = setting(1, keyword=False, records="N")
     alpha: float = setting(
         0.1,
         parse=probability,
