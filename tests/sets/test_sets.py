@@ -65,7 +65,7 @@ def test_attack_changes_tested_images_alone_within_epsilon(logs):
 def test_three_programs_find_the_same_sets(logs, name, script, capsys, tmp_path):
     """``analyze sets``, scripts/verify_log.py, and this one, from the definition."""
     table = tmp_path / "table.csv"
-    succeed("analyze", "sets", logs[name], "-o", table, "-o", tmp_path / "figure.svg")
+    succeed("analyze", "sets", logs[name], "-o", table, "-o", tmp_path / "figure.SVG")
     accepted, said = verdict(script, logs[name], capsys)
     assert accepted and "60 of 60 rows hold" in said
     kept, tested = ([row for row in rows(logs[name]) if row["calibration"] == k] for k in "10")

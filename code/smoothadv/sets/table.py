@@ -19,14 +19,14 @@ from smoothadv.base.settings import (
 from smoothadv.sets.scores import ScoreLog
 from smoothadv.statistics.bounds import binomial_interval
 
-_LEVEL = 0.95
+_LEVEL, _ENDS = 0.95, ("coverage_low", "coverage_high")
 _FIGURES = {".png": b"\x89PNG\r\n", ".pdf": b"%PDF-", ".svg": b"<?xml"}
 _TABLES = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}
 _STARTS = b"| log", b"\\begin{tabular}", b"log,", b'[\n  {\n    "log"'
 
 
 def _file(text: str) -> Path:
-    if Path(text).suffix not in {**_TABLES, **_FIGURES}:
+    if Path(text).suffix.lower() not in {**_TABLES, **_FIGURES}:
         raise SettingError(f"'{text}' does not end in one of {', '.join({**_TABLES, **_FIGURES})}")
     return output_file(text)
 
@@ -64,7 +64,7 @@ class SetsTable(Checked):
             *columns_of("text", attack="attack", radius="radius", threshold="threshold"),
             *columns_of("count", calibration="calibrate", tested="tested"),
             Column("wanted", "wanted", "fraction"),
-            Column("coverage", "coverage", "fraction", ends=("coverage_low", "coverage_high")),
+            Column("coverage", f"coverage, {_LEVEL:.0%} interval", "fraction", ends=_ENDS),
             Column("size", "classes", "number"),
             *columns_of("fraction", single="one class", empty="no class"),
         ]
@@ -109,10 +109,11 @@ class SetsTable(Checked):
         """Write the table or the figure; yields what was done, or the table if no file is named."""
         for path in self.output:
             refuse_to_replace(path, "table or figure", *_FIGURES.values(), *_STARTS)
-            if path.suffix in _FIGURES:
-                write_atomically(path, partial(save, self.figure(), kind=path.suffix[1:]))
+            ending = path.suffix.lower()
+            if ending in _FIGURES:
+                write_atomically(path, partial(save, self.figure(), kind=ending[1:]))
             else:
-                write_text(path, FORMATS[_TABLES[path.suffix]](self.table()))
+                write_text(path, FORMATS[_TABLES[ending]](self.table()))
             yield f"wrote {path}"
         if not self.output:
             yield FORMATS["markdown"](self.table()).removesuffix("\n")
