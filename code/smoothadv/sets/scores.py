@@ -36,7 +36,7 @@ class ScoreLog:
         faults = {
             "images that calibrate and images to test: give more images": len({*roles}) < 2,
             "labels and predictions that are classes": (
-                self.table[["label", "predict"]].max(axis=None) >= self.settings["num_classes"]
+                self.table[["label", "predict"]].to_numpy().max() >= self.settings["num_classes"]
             ),
             "scores of its classes": not (self.scores >= 0).all(),
             "probabilities, whose sum is 1": (
