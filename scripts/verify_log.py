@@ -30,6 +30,11 @@ the first stage that has one with more than p0; else the most probable one of th
 Or a router, the last one of the sigmas, chooses `stage`, and the class is that of this stage:
   router    as two-sided, for router_successes and router_rival, and for successes and rival
   sequential-router  the same, as sequential
+Or it has the scores of all classes of an image, whose label is in its set with probability 1 -
+alpha under any attack within each of the radii (Zargarbashi et al., 2025): thresholds and sets are
+computed anew, and their coverage is printed
+  conformal  the set has the classes whose score reaches the m-th smallest score that the labels of
+             n calibration images have, m <= (n + 1) Phi(Phi^-1(alpha) - r / sigma)
   --sound   t = Phi(R / sigma + z) + d, d the distance of the noise from a Gaussian, Phi(z) >= 1/2
             + d; and the `squared_radius`, in squared grey levels, is below (255 R)^2, or 0 where R
             is 0; of two hypotheses, each has + d, and z + y >= 2 (R / sigma + e), Phi(m + e)
@@ -71,6 +76,7 @@ COARSE = (
 FORMS = {
     "time": "[^\t]*",
     "radius": "[0-9]{1,9}([.][0-9]{1,400})?",
+    **dict.fromkeys(("attack_norm", "score_"), "[0-9]{1,9}([.][0-9]{1,40})?(e-[0-9]{1,3})?"),
 }  # other columns have whole numbers
 
 
@@ -261,11 +267,13 @@ WHOLE = {  # of what is computed with, the least and the largest number
     "images": (0, 4 * 10**9),
     "skip": (1, 4 * 10**9),
     "max": (1, 4 * 10**9),
+    "seed": (0, 2**128 - 1),
 }
 REAL = {
     "sigma": (5e-324, 10),
     "alpha": (5e-324, 1 - 2**-53),
     "alpha_share": (5e-324, 1 - 2**-53),
+    "calibration": (5e-324, 1 - 2**-53),
     "threshold": (0.5, 0.999),
 }
 LISTS = {
@@ -274,6 +282,7 @@ LISTS = {
     "image_shape": (WHOLE, 1, 10**9),
 }
 FLAGS = ("sound", "ladder", "label_aware")
+OF_SETS = "alpha calibration images max num_classes radii seed sigma skip".split()
 
 
 def is_number(value, kind, low, high):
@@ -330,6 +339,11 @@ def manifest_fault(manifest):
     if type(settings) is not dict or type(runs) is not list or type((runs or [{}])[-1]) is not dict:
         return "holds no settings and runs"
     run = (runs or [{}])[-1]
+    if settings.get("method") == "conformal":
+        known = {**run, **settings}
+        lacking = [f"lacks {name!r}" for name in OF_SETS if name not in known]
+        faults = (value_fault(name, known[name]) for name in known)
+        return next(filter(None, [*lacking, *faults]), "")
     if settings.get("method") not in [*METHODS]:
         return f"names no method, one of {', '.join(METHODS)}"
     own = METHODS[settings["method"]][0].split()
@@ -832,6 +846,63 @@ class RouterProcedure(StagedProcedure):
         yield f"stage {row['stage']}", stage, row["trials"], row["successes"], row["rival"]
 
 
+class ConformalSets:
+    """For logs of conformal sets, of which all ``rows`` together say what the sets are."""
+
+    def __init__(self, settings, run):
+        self.settings, self.images, self.rows = settings, images_of(settings, run), []
+        self.scores = [f"score_{number}" for number in range(settings["num_classes"])]
+        norm = ["attack_norm"] * bool(settings.get("attack"))
+        first = "idx label predict correct calibration".split()
+        self.columns = [*first, *norm, *self.scores, "time"]
+
+    def fault(self, row):
+        """Why a row cannot be; None if it can."""
+        label, predict, scores = row["label"], row["predict"], [row[name] for name in self.scores]
+        address = f"smoothadv calibration {self.settings['seed']} {row['idx']}"
+        word = int(hashlib.sha256(address.encode()).hexdigest()[:16], 16)
+        is_kept = word < Fraction(self.settings["calibration"]) * 2**64
+        epsilon = 0 if is_kept else (self.settings.get("attack") or {"epsilon": 0})["epsilon"]
+        checks = {
+            "its image is not among those selected": row["idx"] in self.images,
+            "its label or predict is no class": 0 <= min(label, predict)
+            and max(label, predict) < len(scores),
+            "correct is not 1 where predict is the label": row["correct"] == (predict == label),
+            "calibration is not that of its image": row["calibration"] == is_kept,
+            "its scores are no probabilities": abs(sum(scores) - 1) <= len(scores) * 1e-6,
+            "predict has not the largest score": max(scores) == row.get(f"score_{predict}"),
+            "its attack goes beyond epsilon": row.get("attack_norm", 0)
+            <= Fraction(epsilon) * (1 + Fraction(1, 10**5)) + Fraction(1, 10**6),
+        }
+        self.rows.append(row)
+        return next((fault for fault, holds in checks.items() if not holds), None)
+
+    def coverage(self):
+        """For each radius a line with the threshold, the coverage and the size of the sets."""
+        own = [(row["calibration"], row[f"score_{row['label']}"]) for row in self.rows]
+        kept, tested = (sorted(score for which, score in own if which == k) for k in (1, 0))
+        if not kept or not tested:
+            raise ValueError("no image calibrates, or none is tested")
+        alpha, sigma = self.settings["alpha"], mp.mpf(self.settings["sigma"])
+        for radius in self.settings["radii"]:
+            z = mp.sqrt(2) * mp.erfinv(2 * mp.mpf(alpha) - 1) - mp.mpf(radius) / sigma
+            shifted = Fraction(int(mp.floor(mp.ncdf(z) * ONE)), ONE)
+            rank = floor((len(kept) + 1) * (shifted if radius else Fraction(str(alpha))))
+            least = kept[rank - 1] if rank else 0
+            sizes = sum(
+                row[name] >= least
+                for row in self.rows
+                for name in self.scores
+                if not row["calibration"]
+            )
+            covered = sum(score >= least for score in tested)
+            yield (
+                f"  radius {radius:g}: {covered} of {len(tested)} sets have the label, "
+                f"{sizes / len(tested):.3f} classes each; threshold {float(least):.7g} of "
+                f"{len(kept)} images"
+            )
+
+
 def verify(log):
     """Print a line for each row that does not hold, and a summary; return whether all rows hold and
     none is missing.
@@ -841,19 +912,22 @@ def verify(log):
         raise ValueError(f"its manifest {fault}")
     kind = RouterProcedure if "sigmas" in manifest["settings"] else Procedure
     kind = CascadeProcedure if "threshold" in manifest["settings"] else kind
+    kind = ConformalSets if manifest["settings"]["method"] == "conformal" else kind
     procedure, messages, seen = kind(manifest["settings"], manifest["runs"][-1]), [], set()
+    is_of_sets = kind is ConformalSets
     columns, (header, *lines) = (
-        certification_columns(procedure.settings),
+        procedure.columns if is_of_sets else certification_columns(procedure.settings),
         log.read_text().removesuffix("\n").split("\n"),
     )
     if header.split("\t") != columns:
         raise ValueError(f"its columns are not {' '.join(columns)}")
-    form = "\t".join(FORMS.get(name, "-?[0-9]{1,15}") for name in columns)
+    kinds = {name: "score_" if name.startswith("score_") else name for name in columns}
+    form = "\t".join(FORMS.get(kinds[name], "-?[0-9]{1,15}") for name in columns)
     for number, line in enumerate(lines, start=2):
         fault, fields = "it is no row of such a log", zip(columns, line.split("\t"))
         if re.fullmatch(form, line):
             row = {
-                name: Fraction(text) if name == "radius" else int(text)
+                name: Fraction(text) if kinds[name] in FORMS else int(text)
                 for name, text in fields
                 if name != "time"
             }
@@ -868,6 +942,8 @@ def verify(log):
     print(
         *messages, f"{log}: {len(lines) - len(messages)} of {len(lines)} rows hold{state}", sep="\n"
     )
+    if is_of_sets and not messages:
+        print(*procedure.coverage(), sep="\n")
     return not messages and not missing
 
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "code"))
 
 from smoothadv.records import rows  # noqa: E402
-from smoothadv.records.manifests import METHODS, NEEDED, OF_ATTACKS, SETTINGS  # noqa: E402
+from smoothadv.records.manifests import METHODS, NEEDED, OF_OTHERS, SETTINGS  # noqa: E402
 from smoothadv.statistics import Smoothing  # noqa: E402
 
 SCRIPT = ROOT / "scripts" / "verify_log.py"
@@ -43,7 +43,7 @@ def block() -> str:
         methods.append(f'    "{name}": (\n        "{own[0]}",\n        "{own[1]}",\n    ),')
     return "\n".join(
         [
-            constant("SETTINGS", sorted({*SETTINGS}.difference(OF_ATTACKS))),
+            constant("SETTINGS", sorted({*SETTINGS}.difference(OF_OTHERS))),
             constant("NEEDED", NEEDED),
             "METHODS = {  # the settings and the columns of each procedure that not all have",
             *methods,

@@ -158,6 +158,7 @@ WITHOUT_TORCH = {
     *("sweep.folders", "sweep.grid"),
     *("sweep.jobs", "sweep.planning"),
     *("sweep.job_execution", "sweep.stages", "sweep.engines"),
+    *("sets.coverage", "sets.scores", "sets.table"),
     *("cli.options.recipes", "cli.runner"),
 }
 # Their functions may import torch, but importing them does not: names, requests and help texts do
@@ -242,7 +243,7 @@ def test_forbidden_import_is_noticed(module, line):
 
 def test_no_other_part_names_an_annex():
     """Not in a text either, by which it could be imported."""
-    assert {"cards", "cite", "diffusion", "integer", "sweep"} == ANNEXES
+    assert {"cards", "cite", "diffusion", "integer", "sets", "sweep"} == ANNEXES
     core = {name: source for name, source in SOURCES.items() if part(name) not in ANNEXES}
     pattern = rf"smoothadv[./]({'|'.join(ANNEXES)})\b"
     assert {name for name, source in core.items() if re.search(pattern, source)} == set()
@@ -546,7 +547,7 @@ def test_without_annexes_only_what_they_add_is_missing(tmp_path):
     assert ended == "[0, 0, 0, 2, 1, 1] False"
     listed = {line.split()[0] for line in printed if line}
     assert {"certify", "attacks", "table"} <= listed
-    assert not {"cite", "push", "quantize", "sweep", "card", "board", "grids"} & listed
+    assert not {"cite", "push", "quantize", "sets", "sweep", "card", "board", "grids"} & listed
     unknown, *others = re.findall("^error: (.*)", done.stderr, re.MULTILINE)
     assert unknown.startswith("unknown command 'sweep'; known: train, ")
     assert len(others) == 2 and all(

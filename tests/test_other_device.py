@@ -76,7 +76,8 @@ def test_evaluations(kind, checkpoint, workplace):
     if kind == "falsify":
         succeed("certify", "digits", checkpoint, SIGMA, against, *FEW)
         wanted = {row["idx"] for row in rows(against) if float(row["radius"]) > 0}
-    succeed(EVALUATIONS[kind][0], *arguments_of(kind, checkpoint, against, *FEW))
+    few = ("--max", COUNT, *ON) if kind == "sets" else FEW
+    succeed(EVALUATIONS[kind][0], *arguments_of(kind, checkpoint, against, *few))
     assert {row["idx"] for row in rows(workplace / EVALUATIONS[kind][2])} == wanted
 
 

@@ -137,7 +137,7 @@ def certify(
     those of the method; of an array without labels, which no log can be of, no label and no
     correct. UserError on bad input, NonFiniteError where a logit is NaN or infinite.
     """
-    spec = _spec(CertifySpec, "certify", model, images, labels, keywords)
+    spec = spec_of_call(CertifySpec, "certify", model, images, labels, keywords)
     log, _ = certifying.certify(spec)
     return _without_labels(images, labels, log.table)
 
@@ -161,7 +161,7 @@ def predict(
     Returns columns idx, label, predict, correct (int64) and what else the log has; without labels
     as ``certify``. UserError on bad input, NonFiniteError where a logit is NaN or infinite.
     """
-    spec = _spec(PredictSpec, "predict", model, images, labels, keywords)
+    spec = spec_of_call(PredictSpec, "predict", model, images, labels, keywords)
     return _without_labels(images, labels, predicting.predict(spec).table)
 
 
@@ -188,7 +188,7 @@ def attack(model: Model, images: Any, labels: Any = None, **keywords: Any) -> pd
 
     if keywords.get("epsilons", ()) is None:
         del keywords["epsilons"]
-    spec = _spec(AttackSpec, "attack", model, images, labels, keywords)
+    spec = spec_of_call(AttackSpec, "attack", model, images, labels, keywords)
     return pd.concat([log.table for log in predicting.attack(spec)], ignore_index=True)
 
 
@@ -204,7 +204,7 @@ def falsify(model: Model, images: Any, labels: Any = None, **keywords: Any) -> V
     """
     from smoothadv.evaluation import falsify as falsifying  # imports the analyses
 
-    spec = _spec(FalsifySpec, "falsify", model, images, labels, keywords)
+    spec = spec_of_call(FalsifySpec, "falsify", model, images, labels, keywords)
     log, certificates = falsifying.falsify(spec)
     named = None if spec.outdir is None else log.path
     return falsifying.verdict(spec, certificates, log.table, named)
@@ -308,7 +308,7 @@ def _training_images(
     return training, dataset_of(name, test, test_labels, num_classes, "images")
 
 
-def _spec(
+def spec_of_call(
     kind: type[Spec],
     function: str,
     model: Model | None,

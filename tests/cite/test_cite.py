@@ -102,8 +102,10 @@ def logs(checkpoints, integers, tmp_path_factory):
         ("predict", pgd, 0.25, "predicted.tsv", *attack, "DDN", "--epsilon", 0.5),
         ("attack", pgd, 0.25, "attacked", *attack, "PGD", "--epsilon", 0.5),
         ("attack", pgd, 0.25, "falsified", *attack, "PGD", "--against", folder / "exact.tsv"),
+        ("sets", pgd, 0.25, "sets.tsv", "--radii", 0),
     ]:
-        options += ["--device", "cpu", "--N", 200, "--max", 2]
+        few = ["--max", 12] if command == "sets" else ["--N", 200, "--max", 2]
+        options += ["--device", "cpu", *few]
         succeed(command, "digits", model, sigma, folder / log, *options)
     given = (
         "--noise 0.25 --objective macer --num-noise-vec 2 --epochs 1 --recipe smoke --device cpu"
@@ -122,6 +124,7 @@ EACH = {
     "router.tsv": f"{PGD} sun2026dual",
     "predicted.tsv": f"{PGD} rony2019decoupling",
     "attacked": PGD,
+    "sets.tsv": f"{PGD} zargarbashi2025one",
     "falsified": PGD,
     "cohen": "krizhevsky2009learning",
     "ensemble.tsv": f"{PGD} rony2019decoupling horvath2022boosting",

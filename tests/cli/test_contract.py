@@ -26,7 +26,7 @@ from support.evaluations import EVALUATIONS, IMAGES, arguments_of, assert_equal,
 from support.torchrun import agent, store_of_agent, torchrun
 
 pytestmark = pytest.mark.filterwarnings("ignore::smoothadv.base.errors.DoubtfulWarning")
-KINDS = ["exact", "named", "adaptive", "predict", "attack", "falsify"]
+KINDS = ["exact", "named", "adaptive", "predict", "attack", "falsify", "sets"]
 LOGS = {kind: log for kind, (_, _, log) in EVALUATIONS.items()}
 
 
@@ -90,7 +90,9 @@ def rows_in(folder: Path, kind: str) -> int:
 # Stopped
 
 
-@pytest.mark.parametrize("kind", ["exact", "adaptive", "predict", "restarts", "stein", "falsify"])
+@pytest.mark.parametrize(
+    "kind", ["exact", "adaptive", "predict", "restarts", "stein", "falsify", "sets"]
+)
 def test_interrupted_at_any_pass_it_is_continued_by_the_same_command(
     start, workplace, whole, monkeypatch, kind
 ):
@@ -111,7 +113,7 @@ def test_interrupted_at_any_pass_it_is_continued_by_the_same_command(
     assert_equal(workplace, whole(kind), kind)
 
 
-@pytest.mark.parametrize("kind", ["exact", "named", "restarts"])
+@pytest.mark.parametrize("kind", ["exact", "named", "restarts", "sets"])
 def test_killed_at_random_it_is_finished_by_the_same_command(
     start, command, warm, workplace, whole, kind
 ):
@@ -248,7 +250,7 @@ def test_shards_of_other_settings_are_not_merged(start, merge, workplace):
 # torchrun
 
 
-@pytest.mark.parametrize("kind", ["adaptive", "named", "falsify"])
+@pytest.mark.parametrize("kind", ["adaptive", "named", "falsify", "sets"])
 def test_processes_write_the_log_of_one(command, warm, tmp_path, whole, kind):
     """As torchrun starts them; torchrun itself is at work below."""
     done = warm.run_workers(2, command(kind), tmp_path)

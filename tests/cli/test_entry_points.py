@@ -33,6 +33,7 @@ from smoothadv.cli import (
 )
 from smoothadv.cli.runner import _RELEASED, Parser, run
 from smoothadv.integer import command as quantize
+from smoothadv.sets import command as sets
 from smoothadv.sweep import command as sweep
 from smoothadv.version import __version__
 from smoothadv.voting.classifier import PRECISIONS
@@ -80,11 +81,13 @@ FIRST_STEPS = {
         "models.load.loose_images",
     ],
     "predict": ["evaluation.predict.prepare", "models.load.loose_images"],
+    "sets": ["sets.scoring.prepare"],
     "attack": ["evaluation.predict.warn_of_few_draws", "evaluation.falsify.read_certificates"],
     "analyze": [
         "analysis.functions.read_logs",
         "cards.card.CardSpec.made",
         "cards.board.BoardSpec.text",
+        "sets.table.ScoreLog.read",
     ],
     "sweep": ["sweep.command.read_grids"],
     "list": ["cli.list.recipe_names"],
@@ -345,7 +348,7 @@ WITHOUT_TORCH = [
 NO_DEVICE = ["certify", "digits", "c.pth.tar", "0.25", "log.tsv", "--device", "nowhere"]
 WITH_TORCH = [
     (NO_DEVICE, 2),
-    *(([name, "--help"], 0) for name in ("train", "train_pgd", "predict", "attack")),
+    *(([name, "--help"], 0) for name in ("train", "train_pgd", "predict", "attack", "sets")),
 ]
 
 
@@ -403,6 +406,7 @@ MAKERS = [
         quantize.make_parser,
         push.make_parser,
         cite.make_parser,
+        sets.make_parser,
     ),
     *(
         quantize.export_parser,

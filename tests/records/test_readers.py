@@ -324,6 +324,7 @@ def test_classes_of_a_set_are_judged_in_their_order(tmp_path):
         (RELEASED_HEADER, "certification"),
         (PREDICTION_LOGS["ours and SmoothAdv's"], "prediction"),
         (PREDICTION_LOGS["Cohen et al.'s"], "prediction"),
+        ("idx label predict correct calibration score_0 score_1 time\n", "scores"),
         ("epoch time lr train_loss", None),
         ("", None),
     ],

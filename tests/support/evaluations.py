@@ -12,7 +12,8 @@ from smoothadv.voting.counter import VoteCounter
 from support.attack_runs import archive, assert_same_attack
 from support.commands import header, rows, settings_of, timeless
 
-_ATTACK = ["--num-steps", 2, "--num-noise-vec", 2, "--N", 50]
+_SMALL = ["--num-steps", 2, "--num-noise-vec", 2]
+_ATTACK = [*_SMALL, "--N", 50]
 # The command, its options, and its log; ``falsify`` needs --against as well.
 EVALUATIONS: dict[str, tuple[str, list[object], str]] = {
     "exact": ("certify", ["--N", 300], "log.tsv"),
@@ -35,6 +36,11 @@ EVALUATIONS: dict[str, tuple[str, list[object], str]] = {
     ),
     "ddn": ("attack", [*_ATTACK, "--attack", "DDN", "--epsilon", 0.5], "out/epsilon_0.5.tsv"),
     "falsify": ("attack", _ATTACK, "out/against.tsv"),
+    "sets": (
+        "sets",
+        [*_SMALL, "--attack", "PGD", "--epsilon", 0.1, "--attack-batch", 4],
+        "log.tsv",
+    ),
 }
 IMAGES = 21
 

@@ -33,6 +33,7 @@ Warn = Callable[[str], None]
 _READ_BY = {
     "prediction": "; for predictions there are empirical and compare",
     "training": "; for training plot_training",
+    "scores": "; for scores sets",
 }
 
 

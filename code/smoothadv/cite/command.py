@@ -34,6 +34,7 @@ CREDITS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("adaptive", "sequential"), _SEQUENTIAL),
         **dict.fromkeys(("sequential-cascade", "sequential-router"), _SEQUENTIAL),
         "top-k": f"{_COHEN} jia2020certified",
+        "conformal": f"{_COHEN} zargarbashi2025one",
     },
     "stages": {"cascade": "jeong2023multiscale", "router": "sun2026dual"},
     "noise": {

@@ -7,6 +7,7 @@ from smoothadv.attacks import ATTACKS
 from smoothadv.base.errors import UsageError, counted
 from smoothadv.cli.evaluation import (
     CONTINUED,
+    Spec,
     evaluate_images,
     images_parser,
     is_finished,
@@ -48,22 +49,22 @@ def make_parser() -> Parser:
     return parser
 
 
-def spec_of(options: Options, command: Sequence[str]) -> PredictSpec:
-    """The spec that the options describe; a usage error for options of an attack without
-    --attack.
+def spec_of(options: Options, command: Sequence[str], kind: type[Spec]) -> Spec:
+    """The spec of a ``kind`` that the options describe; a usage error for options of an attack
+    without --attack.
     """
     if "--attack" in options:
-        return spec_from(PredictSpec, options, command, **attacked_fields(options))
+        return spec_from(kind, options, command, **attacked_fields(options))
     flags = flags_of(EvaluationAttackOptions, *ATTACKS.values())
     if given := [flag for flag in options if flag in flags]:
         raise UsageError(
             f"{given[0]} is only read together with --attack: add --attack NAME or leave it out"
         )
-    return spec_from(PredictSpec, options, command)
+    return spec_from(kind, options, command)
 
 
 def _predict(parser: Parser, options: Options, command: Sequence[str]) -> None:
-    spec = spec_of(options, command)
+    spec = spec_of(options, command, PredictSpec)
     use_threads(spec)
     log = predict(spec)
     if is_finished(log, spec.shard, "predict"):

@@ -33,7 +33,7 @@ from smoothadv.records.writer import (
     read_begun,
     read_rows,
 )
-from smoothadv.voting.counter import Poll, check_integers
+from smoothadv.voting.counter import Poll, VoteCounter, check_integers
 
 # An attack takes up to this many passes' worth of images at a time, so that few places of its last
 # passes stay empty.
@@ -58,7 +58,8 @@ class LogContent:
     ``predict`` equals the label, ``time`` is this example's share of the wall-clock time as
     H:MM:SS.ffffff. ``settings`` are added to those of the evaluation. ``activity``, ``title`` and
     ``scores`` are those of the progress bar. ``attack`` is the attack in ``make_polls``, if
-    there is one. ``keeps_images`` saves the images on which the votes are counted.
+    there is one. ``keeps_images`` saves the images on which the votes are counted, by
+    ``counter`` (None: the evaluation's).
     """
 
     columns: tuple[str, ...]
@@ -69,6 +70,7 @@ class LogContent:
     scores: Callable[[Row], bool] = lambda row: bool(row["correct"])
     attack: StagedAttack | None = None
     keeps_images: bool = False
+    counter: VoteCounter | None = None
 
 
 def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
@@ -209,7 +211,7 @@ def _write_rows(
     The draws of several images share a batch. Each row is on the disk before the next is written.
     The first of several processes shows its progress, the others show nothing.
     """
-    counter = evaluation.counter()
+    counter = content.counter or evaluation.counter()
     bar = Progress(
         total=len(examples),
         initial=len(log.rows),

@@ -28,7 +28,7 @@ EXAMPLE_COLUMNS = ("idx", "label", "predict", "correct")
 PREDICTION_COLUMNS = ("idx", "label", "predict", "basePredict", "correct", "time")
 
 
-CLASS = "class_"
+CLASS, SCORE = "class_", "score_"
 
 
 def class_columns(top_k: int) -> tuple[str, ...]:
@@ -54,7 +54,8 @@ FALSIFICATION_COLUMNS = (*ATTACK_COLUMNS, "certified", "radius", "flipped")
 there.
 """
 REAL_COLUMNS = frozenset({"radius", "attack_norm", "epsilon"})
-"""The columns above that hold real numbers; the others, except time, hold whole numbers."""
+"""The columns above that hold real numbers, as those that begin with ``SCORE`` do; the others,
+except time, hold whole numbers."""
 TRAINING_COLUMNS = (
     *(
         "epoch",

@@ -41,7 +41,8 @@ METHODS = {
 }
 """The procedures whose logs readers judge: those of plug-ins have rules of their own."""
 _ANY_NUMBER = number(float, "a finite number", lambda value: True)
-OF_ATTACKS = ("attack", "against")
+OF_OTHERS = ("attack", "against", "calibration")
+"""Settings that no certification log has."""
 _TEXT_OR_NULL = (str, NoneType)
 SETTINGS: dict[str, Any] = {
     **dict.fromkeys(
@@ -62,7 +63,7 @@ SETTINGS: dict[str, Any] = {
     "training": (dict, NoneType, [(dict, NoneType)]),
     "N": number(int, "a whole number from 1 to 10^18", lambda value: 1 <= value <= 10**18),
     "sigma": positive_noise_level,
-    "alpha": probability,
+    **dict.fromkeys("alpha calibration".split(), probability),
     "seed": any_seed,
     "num_noise_vec": (up_to_a_million, NoneType),
     "target": (non_negative_int, *_TEXT_OR_NULL),
@@ -173,7 +174,7 @@ def log_fault(manifest: dict[str, Any]) -> str:
     if lacking := [name for name in needed if name not in {**settings, **run}]:
         return f"lacks {lacking[0]!r}"
     of_others = {name for each in METHODS.values() for name in each.recorded_names()}
-    allowed = {*SETTINGS}.difference(of_others, OF_ATTACKS).union(own)
+    allowed = {*SETTINGS}.difference(of_others, OF_OTHERS).union(own)
     if foreign := [name for name in settings if name not in allowed]:
         return f"states {foreign[0]!r}, which no such log has"
     try:

@@ -63,15 +63,22 @@ _NAMES = _PERCENT | {
 
 
 def kind_of_log(path: str | Path) -> str | None:
-    """ "certification", "prediction", "falsification" or "training", by the file's first line; None
-    if it is no log.
-    """
+    """The kind of a log, by the file's first line, as ``kind_of``; None if it is no log."""
     try:
-        columns = {*map(_name, _header(Path(path)))}
+        return kind_of({*map(_name, _header(Path(path)))})
     except OSError:
         return None
+
+
+def kind_of(columns: Collection[str]) -> str | None:
+    """ "certification", "prediction", "falsification", "scores" or "training", by the columns of a
+    log; None if none has these.
+    """
+    columns = {*columns}
     if columns.issuperset((*records.EXAMPLE_COLUMNS, *_OF_FALSIFICATION)):
         return "falsification"
+    if columns.issuperset((*records.EXAMPLE_COLUMNS, f"{records.SCORE}0")):
+        return "scores"
     if columns.issuperset(records.EXAMPLE_COLUMNS):
         # Radii of another name must not pass as predictions: the reader says what to call them.
         return "certification" if any(map(_RADII.match, columns)) else "prediction"

@@ -33,6 +33,7 @@ from smoothadv.records.logs import (
     LOG,
     MODEL,
     REAL_COLUMNS,
+    SCORE,
     SELECTION,
     differing_settings,
     examples_path,
@@ -42,7 +43,7 @@ from smoothadv.records.logs import (
     spool_path,
     warn_of_other_logits,
 )
-from smoothadv.records.readers import DataFrame, kind_of_log, read_examples
+from smoothadv.records.readers import DataFrame, kind_of, kind_of_log, read_examples
 
 _COPIED = (
     *("idx", "label", "predict", "epsilon", "attack_norm", "target"),
@@ -83,7 +84,10 @@ class WrittenLog:
         kept["correct"] = kept.pop("correct")
         try:
             frame = pd.DataFrame(kept).astype(
-                {name: "float64" if name in REAL_COLUMNS else "int64" for name in kept}
+                {
+                    name: "float64" if name in REAL_COLUMNS or name.startswith(SCORE) else "int64"
+                    for name in kept
+                }
             )
         except (ValueError, OverflowError) as error:
             raise UserError(f"{self.path} has a field that is no number: {error}") from error
@@ -147,7 +151,7 @@ def read_begun(
         refuse_to_replace(path, *LOG)
         raise UserError(f"cannot resume {path}: {error}; --overwrite starts anew") from error
     before, kind = manifest["settings"], kind_of_log(path)
-    if kind and (kind == "certification") == ("basePredict" in columns):
+    if kind and kind != kind_of(columns):
         raise UserError(f"{path} is a {kind} log: name another file")
     if difference := differing_settings(before, settings):
         is_other = any(before.get(name) != settings.get(name) for name in MODEL)

@@ -177,7 +177,7 @@ class VoteCounter:
                 shares, waited = in_flight.popleft()
                 counted = waited().numpy()  # waits for this batch, not for the next
                 if invalid := int((counted == _NO_VOTE).sum()):
-                    raise _not_finite(invalid, len(counted))
+                    raise not_finite(invalid, len(counted))
                 now = time.perf_counter()
                 each, last = (now - last) / len(counted), now
                 for share in shares:
@@ -236,29 +236,36 @@ class VoteCounter:
         """The votes of a plan, int64 [draws]; _NO_VOTE where logits are not finite. The last batch
         is padded; there are several where the batch was halved.
         """
-        image, stage, votes = shares[0].owner.image, shares[0].owner.stage, []
-        buffer = self._batch_buffer(image.shape)
+        stage, votes = shares[0].owner.stage, []
         for start in range(0, shares[-1].stop, self.batch):
             batch = []
             for share in shares:
                 low, high = max(share.start, start), min(share.stop, start + self.batch)
                 owner, first = share.owner, share.first + low - share.start
-                if owner.image.shape != image.shape:
-                    raise ValueError(
-                        f"images of shapes {tuple(image.shape)} and {tuple(owner.image.shape)}"
-                    )
                 if low < high:
                     batch.append(Rows(owner.poll.streams[stage], owner.image, first, high - low))
-            shares[0].owner.poll.streams[stage].noise.fill(buffer, batch)
-            logits = self.classifiers[stage](buffer)
-            if logits.shape != (len(buffer), self.num_classes[stage]):
-                raise ValueError(
-                    f"the base classifier returned shape {tuple(logits.shape)} for {len(buffer)} "
-                    f"images and {self.num_classes[stage]} classes"
-                )
+            logits = self.logits(batch, stage)
             broken = (logits * 0).sum(1) != 0  # 0 times infinity, or NaN, is NaN
             votes.append(logits.argmax(1).masked_fill_(broken, _NO_VOTE))
         return torch.cat(votes)[: shares[-1].stop]
+
+    def logits(self, batch: Sequence[Rows], stage: int = 0) -> torch.Tensor:
+        """The logits [B, K] of a stage for one padded batch: those of its ``batch`` come first."""
+        image = batch[0].image
+        for rows in batch:
+            if rows.image.shape != image.shape:
+                raise ValueError(
+                    f"images of shapes {tuple(image.shape)} and {tuple(rows.image.shape)}"
+                )
+        buffer = self._batch_buffer(image.shape)
+        batch[0].stream.noise.fill(buffer, batch)
+        logits = self.classifiers[stage](buffer)
+        if logits.shape != (len(buffer), self.num_classes[stage]):
+            raise ValueError(
+                f"the base classifier returned shape {tuple(logits.shape)} for {len(buffer)} "
+                f"images and {self.num_classes[stage]} classes"
+            )
+        return logits
 
     def _batch_buffer(self, image_shape: tuple[int, ...]) -> torch.Tensor:
         shape = (self.batch, *image_shape)
@@ -279,7 +286,8 @@ class VoteCounter:
         self.on_smaller_batch(self.batch)
 
 
-def _not_finite(invalid: int, images: int) -> NonFiniteError:
+def not_finite(invalid: int, images: int) -> NonFiniteError:
+    """The error where the logits of so many ``images`` are not finite."""
     return NonFiniteError(
         f"the base classifier returned logits that are not finite for {invalid} of {images} noisy "
         "images: its weights are broken, training diverged, or --precision fp16 overflowed"
@@ -308,7 +316,7 @@ def check_repeatable(
     again, rolled = classifier(images), classifier(rolled_images)
     others[::2] = images[::2]
     if invalid := len(logits) - int(logits.isfinite().all(1).sum()):
-        raise _not_finite(invalid, len(logits))
+        raise not_finite(invalid, len(logits))
     if not torch.equal(logits, again):
         raise UserError(
             "the base classifier gives different logits for the same batch: on this device it is "

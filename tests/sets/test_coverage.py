@@ -1,0 +1,100 @@
+"""Thresholds of conformal sets: their definition, their rounding, and what they cover."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mpmath import mp
+from scipy import integrate, special, stats
+
+from smoothadv.base.settings import SettingError
+from smoothadv.sets.coverage import calibrates, images_needed, share_to_miss, threshold
+
+LEVELS = st.floats(1e-9, 1 - 1e-9)
+SCORES = st.lists(st.integers(0, 6).map(float), min_size=1, max_size=40)
+
+
+@given(LEVELS, st.floats(1e-9, 5), st.floats(1e-3, 10))
+def test_share_is_the_normal_shift_rounded_down(alpha, radius, sigma):
+    with mp.workdps(60):
+        z = mp.sqrt(2) * mp.erfinv(2 * mp.mpf(alpha) - 1) - mp.mpf(radius) / mp.mpf(sigma)
+        share, exact = share_to_miss(alpha, radius, sigma), mp.ncdf(z)
+        assert mp.mpf(share.numerator) / share.denominator <= exact
+        if z > -30:
+            assert share > float(exact * (1 - mp.mpf(10) ** -9))
+    assert share_to_miss(alpha, 0.0, sigma) == Fraction(str(alpha))
+
+
+@pytest.mark.parametrize("wrong", [{"alpha": 0}, {"alpha": 1}, {"radius": math.inf}, {"sigma": 0}])
+def test_impossible_numbers_are_refused(wrong):
+    with pytest.raises(SettingError, match=[*wrong][0]):
+        share_to_miss(**{"alpha": 0.1, "radius": 0.25, "sigma": 0.25, **wrong})
+
+
+@given(SCORES, st.fractions(Fraction(1, 1000), Fraction(999, 1000)))
+def test_threshold_is_the_largest_score_with_few_enough_below_it(scores, share):
+    most = (len(scores) + 1) * share
+    slow = [one for one in scores if sum(other < one for other in scores) + 1 <= most]
+    found = threshold(np.array(scores), share)
+    assert found == max(slow, default=-math.inf)
+    assert (found > -math.inf) == (len(scores) >= images_needed(share))
+    if rank := math.floor(most):
+        level = Fraction(2 * rank - 1, 2 * len(scores))
+        assert found == np.quantile(scores, float(level), method="inverted_cdf")
+    assert images_needed(Fraction(0)) == math.inf == -threshold(np.array(scores), Fraction(0))
+
+
+@pytest.mark.parametrize(
+    "share", [Fraction(1, 10), Fraction(1, 4), Fraction(2, 5), Fraction(9, 10)]
+)
+@pytest.mark.parametrize("images", range(2, 7))
+def test_of_exchangeable_images_no_more_are_missed(images, share):
+    """Each image in turn is the one that is tested, for all scores, equal ones included; if none
+    are equal, as many are missed as may be.
+    """
+    for scores in itertools.product(range(3), repeat=images):
+        missed = missed_of(np.array(scores, float), share)
+        assert missed <= share * images
+    assert missed_of(np.arange(float(images)), share) == math.floor(share * images)
+
+
+def missed_of(scores: np.ndarray, share: Fraction) -> int:
+    each = range(len(scores))
+    return sum(scores[k] < threshold(np.delete(scores, k), share) for k in each)
+
+
+@pytest.mark.parametrize(
+    ("n", "alpha", "ratio"), [(99, 0.1, 0.5), (500, 0.1, 1.0), (5000, 0.05, 1.5)]
+)
+def test_guarantee_holds_and_is_tight_for_a_half_space(n, alpha, ratio):
+    """The score of the label is one coordinate, of which noise is all: the worst attack lowers it
+    by the radius. Another score is below the m-th smallest of n with a probability that is
+    distributed as Beta(m, n + 1 - m).
+    """
+
+    def missed(share: Fraction) -> float:
+        rank = math.floor((n + 1) * share)
+        density = stats.beta(rank, n + 1 - rank).pdf
+        return integrate.quad(
+            lambda u: special.ndtr(special.ndtri(u) + ratio) * density(u), 0, 1, limit=400
+        )[0]
+
+    share = share_to_miss(alpha, ratio, 1.0)
+    assert 0.5 * alpha < missed(share) <= alpha
+    assert missed(Fraction(str(alpha))) > 1.5 * alpha, "without the correction"
+    worst = special.ndtr(special.ndtri(float(share)) + ratio)
+    assert worst == pytest.approx(alpha, rel=1e-10), "and with all images there are"
+
+
+def test_images_calibrate_at_random_each_by_itself():
+    """The counts of 10,000 images are within five standard deviations: false alarm below 1e-6."""
+    chosen = [[calibrates(index, 0.3, seed) for index in range(10_000)] for seed in (0, 1)]
+    for each in chosen:
+        assert abs(sum(each) - 3000) < 5 * math.sqrt(2100)
+    both = sum(one and two for one, two in zip(*chosen))
+    assert abs(both - 900) < 5 * math.sqrt(819)
+    assert all(calibrates(index, 0.8, 0) for index in range(10_000) if chosen[0][index])

@@ -1,0 +1,193 @@
+"""Conformal sets, from the command to the verification of its log."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import special
+
+import smoothadv
+from smoothadv.attacks.pgd import PGD
+from smoothadv.base.errors import DoubtfulWarning
+from smoothadv.checkpoints import load_classifier
+from smoothadv.datasets import get_dataset
+from smoothadv.noise import GaussianNoise
+from smoothadv.sets.scores import ScoreLog
+from support.commands import call, refused, rows, succeed
+from support.evaluations import key_of_log
+from support.models import ProbitClassifier
+from support.refusals import refusal
+from support.verifier import script as script
+from support.verifier import tampered, verdict
+
+USUAL = ["--device", "cpu", "--max", 60, "--radii", 0, 0.1, "--alpha", 0.2]
+PGD_OPTIONS = ["--attack", "PGD", "--epsilon", 0.1, "--num-steps", 2, "--num-noise-vec", 2]
+
+
+@pytest.fixture(scope="module")
+def logs(checkpoint, tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("sets")
+    found = {name: folder / f"{name}.tsv" for name in ("clean", "attacked")}
+    for name, options in {"clean": [], "attacked": PGD_OPTIONS}.items():
+        succeed("sets", "digits", checkpoint, 0.25, found[name], *USUAL, *options)
+    return found
+
+
+def scores_of(row: dict[str, str]) -> list[float]:
+    return [float(row[f"score_{number}"]) for number in range(10)]
+
+
+def test_scores_are_the_probabilities_of_one_noisy_copy(logs, checkpoint):
+    classifier, images = load_classifier(checkpoint, "digits"), get_dataset("digits", "test")
+    noise = GaussianNoise(0.25, 0, key=key_of_log(logs["clean"]))
+    for row in rows(logs["clean"])[:5]:
+        image, label = images[int(row["idx"])]
+        noisy = noise.stream(int(row["idx"]), "cpu").noisy(1, image)
+        with torch.inference_mode():
+            expected = classifier(noisy)[0].double().softmax(0)
+        assert scores_of(row) == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-9)
+        assert (int(row["label"]), int(row["predict"])) == (label, int(expected.argmax()))
+
+
+def test_attack_changes_tested_images_alone_within_epsilon(logs):
+    pairs = [*zip(rows(logs["clean"]), rows(logs["attacked"]))]
+    for clean, attacked in pairs:
+        norm, kept = float(attacked["attack_norm"]), attacked["calibration"] == "1"
+        assert kept == (norm == 0) == (scores_of(clean) == scores_of(attacked))
+        assert norm <= 0.1 * (1 + 1e-5)
+    own = [[scores_of(row)[int(row["label"])] for row in pair] for pair in pairs]
+    assert np.mean(own, axis=0)[1] < np.mean(own, axis=0)[0]
+
+
+@pytest.mark.parametrize("name", ["clean", "attacked"])
+def test_three_programs_find_the_same_sets(logs, name, script, capsys, tmp_path):
+    """``analyze sets``, scripts/verify_log.py, and this one, from the definition."""
+    table = tmp_path / "table.csv"
+    succeed("analyze", "sets", logs[name], "-o", table, "-o", tmp_path / "figure.SVG")
+    accepted, said = verdict(script, logs[name], capsys)
+    assert accepted and "60 of 60 rows hold" in said
+    kept, tested = ([row for row in rows(logs[name]) if row["calibration"] == k] for k in "10")
+    own = sorted(scores_of(row)[int(row["label"])] for row in kept)
+    for radius, found in zip((0, 0.1), table.read_text().splitlines()[1:]):
+        share = special.ndtr(special.ndtri(0.2) - radius / 0.25)
+        least = own[math.floor((len(own) + 1) * share) - 1]
+        sets = [{k for k, score in enumerate(scores_of(row)) if score >= least} for row in tested]
+        covered = sum(int(row["label"]) in one for row, one in zip(tested, sets))
+        size = sum(map(len, sets)) / len(sets)
+        values = dict(zip(table.read_text().split("\n")[0].split(","), found.split(",")))
+        assert float(values["coverage"]) == covered / len(tested)
+        assert float(values["size"]) == pytest.approx(size)
+        assert (values["wanted"] == "") == (name == "attacked" and radius == 0)
+        line = f"  radius {radius:g}: {covered} of {len(tested)} sets have the label, {size:.3f}"
+        assert line in said and f"threshold {least:.7g} of {len(own)} images" in said
+
+
+def test_function_returns_the_sets_of_the_log(logs, checkpoint):
+    found = smoothadv.conformal_sets(
+        checkpoint, "digits", sigma=0.25, alpha=0.2, radii=[0, 0.1], limit=60, device="cpu"
+    )
+    log = ScoreLog.read(logs["clean"])
+    for radius, of_radius in found.groupby("radius"):
+        expected = log.sets(radius)
+        assert of_radius.reset_index(drop=True).equals(expected), radius
+        assert [*map(len, expected.set)] == expected["size"].tolist()
+    assert set(found.idx) == {int(row["idx"]) for row in rows(logs["clean"])} - {
+        *log.table.idx[log.table.calibration == 1]
+    }
+
+
+def test_sets_cover_under_the_worst_attack_and_do_not_without_the_correction():
+    """The classifier is a half-space, PGD finds the worst image, and the guarantee is tight. Of
+    1,000 images 100 may be missed; more than 210, or fewer than 30, are with probability below
+    2e-4, by quadrature of the binomial distribution over Beta. Without the correction 389 are
+    expected.
+    """
+    model, radius = ProbitClassifier([6.0], -3.0, torch.float32), 0.25
+    images, labels = torch.full((2000, 1, 1, 1), 0.5), torch.ones(2000, dtype=torch.int64)
+    attack = PGD(radius, 4)
+    found = smoothadv.conformal_sets(
+        model, images, labels, sigma=0.25, radii=[0, radius], attack=attack, num_noise_vec=1
+    )
+    missed = 1 - found.groupby("radius").covered.mean()
+    assert 0.03 < missed[radius] < 0.21 < missed[0.0]
+
+
+def field(name: str, value: object, number: int = 3):
+    return lambda table, manifest: table[number].update({name: str(value)})
+
+
+def wrong(**fields: int):
+    """A row of a wrong prediction, with other fields."""
+
+    def tamper(table, manifest):
+        row = next(row for row in table if row["correct"] == "0")
+        row |= {name: str(value) for name, value in fields.items()}
+
+    return tamper
+
+
+def other_role(table, manifest):
+    table[3]["calibration"] = str(1 - int(table[3]["calibration"]))
+
+
+FORGED = {
+    "calibration": (other_role, "calibration"),
+    "score": (field("score_1", 0.9), "probabilities"),
+    "negative": (field("score_1", "-0.5"), "scores"),
+    "label": (wrong(label=10), "classes"),
+    "predict": (wrong(predict=11), "classes"),
+    "correct": (wrong(correct=1), "correct"),
+    "norm": (field("attack_norm", 0.11), "epsilon"),
+    "twice": (lambda table, manifest: table.append(table[0]), "twice"),
+    "seed": (lambda table, manifest: manifest["settings"].update(seed=1), "calibration"),
+    "share": (lambda table, manifest: manifest["settings"].pop("calibration"), "calibration"),
+    "alpha": (lambda table, manifest: manifest["settings"].update(alpha=1.5), "alpha"),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_forged_rows_are_noticed(logs, name, script, capsys, tmp_path):
+    tampering, word = FORGED[name]
+    log = tampered(logs["attacked"], tmp_path / "forged.tsv", tampering)
+    accepted, said = verdict(script, log, capsys)
+    assert not accepted and ("line" in said or "cannot be verified" in said)
+    assert word in refusal(ScoreLog.read, log, names=log)
+
+
+def test_refusals_name_what_is_wrong(logs, checkpoint, capsys, workplace):
+    (workplace / "stages.toml").write_text(
+        f'[[stage]]\ncheckpoint = "{checkpoint}"\nsigma = 0.5\n'
+        f'[[stage]]\ncheckpoint = "{checkpoint}"\nsigma = 0.25\n'
+    )
+    sets = ["digits", checkpoint, 0.25, "new.tsv", "--device", "cpu"]
+    for options, words, code in [
+        (["--radii", 64], ["--radii", "64/255"], 2),
+        (["--alpha", 1], ["--alpha"], 2),
+        (["--calibration", 0], ["--calibration"], 2),
+        (["--epsilon", 0.5], ["--epsilon", "--attack"], 2),
+        (["--max", 1], ["new.tsv lacks images", "more images"], 1),
+    ]:
+        assert refused(call(capsys, "sets", *sets, *options), *words, code=code), options
+    stages = ["digits", "stages.toml", "stages", "new.tsv", "--device", "cpu"]
+    assert refused(call(capsys, "sets", *stages), "one classifier", "cascade", code=2)
+    for arguments, words, code in [
+        (["sets", logs["clean"], "-o", "x.gif"], ["x.gif", ".png"], 2),
+        (["sets", logs["clean"], "-o", "stages.toml"], ["does not end"], 2),
+        (["summary", logs["clean"]], ["scores log", "sets"], 1),
+        (["sets", "stages.toml"], ["manifest"], 1),
+    ]:
+        assert refused(call(capsys, "analyze", *arguments), *words, code=code), arguments
+    succeed("certify", *sets[:3], "certified.tsv", "--max", 2, "--N", 9, "--device", "cpu")
+    outcome = call(capsys, "analyze", "sets", "certified.tsv")
+    assert refused(outcome, "no log of sets", "calibration")
+    Path("mine.csv").write_text("mine")
+    assert refused(call(capsys, "analyze", "sets", logs["clean"], "-o", "mine.csv"), "no table")
+
+
+def test_too_few_images_make_sets_of_all_classes_and_a_line_says_how_many(logs):
+    needed = math.ceil(1 / special.ndtr(special.ndtri(0.2) - 4)) - 1
+    with pytest.warns(DoubtfulWarning, match=f"radius 1 .* at least {needed:,} images .* 33 do"):
+        sets = ScoreLog.read(logs["clean"]).sets(1.0)
+    assert set(sets["size"]) == {10} and sets.covered.all()
