@@ -122,7 +122,7 @@ def test_a_router_is_trained_from_logs_and_used(training_logs, stages, workplace
 
 def test_labels_are_the_stages_that_certify_best(training_logs):
     images = get_dataset("digits", "train")
-    training, test = routed(images, training_logs)
+    training, test, radii = routed(images, training_logs)
     best = {}
     for stage, path in enumerate(training_logs):
         for row in rows(path):
@@ -145,7 +145,7 @@ def test_labels_are_the_stages_that_certify_best(training_logs):
             part[0][1],
         ]
     assert training.fingerprint() != test.fingerprint() != images.fingerprint()
-    again, _ = routed(images, training_logs[::-1])
+    again, *_ = routed(images, training_logs[::-1])
     assert again.fingerprint() != training.fingerprint(), "the order of the stages matters"
 
 

@@ -20,10 +20,12 @@ class Consistency(AttackedObjective):
     mean over i.
 
     f_i [B, K] are the logits of m >= 2 noisy copies, H is the entropy; the formula is that of the
-    released code. With an attack, the copies are those of attacked images. The cost is m forward
-    and backward passes.
+    released code. With an attack, the copies are those of attacked images. With weighted shares of
+    the classes in place of y, all three terms of an image have its weight, the sum of its shares.
+    The cost is m forward and backward passes.
     """
 
+    TAKES_SHARES = True
     TERMS = ("cross_entropy", "divergence", "entropy")
     BY_NOISE = {"regularization": {0.25: 20.0, 0.5: 10.0, 1.0: 10.0}}
     attack: GradientAttack | None = setting(None, kw_only=True)
@@ -55,10 +57,10 @@ class Consistency(AttackedObjective):
             logits.shape[1]
         )  # finite, where a mean may underflow to 0
         mean = log_mean.exp()
-        negative_entropy = (mean * log_mean).sum(-1)
-        divergence = (
-            negative_entropy.unsqueeze(1) - (mean.unsqueeze(1) * log_softmax).sum(-1)
-        ).mean()
+        weights = labels.sum(1) if labels.is_floating_point() else logits.new_ones(len(logits))
+        negative_entropy = weights * (mean * log_mean).sum(-1)
+        overlap = weights.unsqueeze(1) * (mean.unsqueeze(1) * log_softmax).sum(-1)
+        divergence = (negative_entropy.unsqueeze(1) - overlap).mean()
         terms = mean_cross_entropy(logits, labels), divergence, -negative_entropy.mean()
         loss = terms[0] + self.regularization * terms[1] + self.eta * terms[2]
         return loss, dict(zip(self.TERMS, terms))

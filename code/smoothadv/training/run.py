@@ -50,7 +50,8 @@ _SECONDS_OF_ONE_REQUEST = 1.0
 class TrainingSetup:
     """A specification with all that it names; ``started_from`` says in a sentence which weights the
     model has, if not new. The ``model`` is trained behind a frozen ``denoiser``, of which
-    ``behind`` is the record, if there is one.
+    ``behind`` is the record, if there is one. A router may learn ``shares`` [N, K] of its classes
+    in place of the labels.
     """
 
     spec: TrainSpec
@@ -67,6 +68,7 @@ class TrainingSetup:
     teacher: Teacher | None = None
     denoiser: torch.nn.Module | None = None
     behind: dict[str, Any] | None = None
+    shares: torch.Tensor | None = None
 
 
 class TrainingRun:
@@ -132,6 +134,7 @@ class TrainingRun:
             teacher=self.teacher,
             denoiser=denoiser and self.execution.prepare(denoiser, self.device),
             clip_gradients=self.schedule.clip_gradients,
+            shares=self.setup.shares,
         )
         is_graph = self.execution.cuda_graph is not False and not self.execution.synchronized_norm
         # A graph keeps the weight decay that it was recorded with.

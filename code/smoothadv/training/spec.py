@@ -412,6 +412,22 @@ class TrainSpec(DenoisedSpec):
         group=_DATA,
         help="train a router, by logs of stages on training images (docs/cascades.md)",
     )
+    route_labels: str | None = setting(
+        None,
+        choices=("hard", "soft"),
+        group=_DATA,
+        records="route_labels",
+        help="with --route, learn the stage with the largest radius, or shares of the stages that "
+        "are proportional to exp(radius) (default: hard; without --objective, soft)",
+    )
+    route_weights: str | None = setting(
+        None,
+        choices=("even", "balanced"),
+        group=_DATA,
+        records="route_weights",
+        help="with --route, weigh all images alike, or by 1 / share of the images with the same "
+        "best stage (default: even; without --objective, balanced)",
+    )
     input_layer: str | None = setting(
         None,
         choices=INPUT_LAYER_NAMES,
@@ -461,6 +477,13 @@ class TrainSpec(DenoisedSpec):
                 "sums: no --precision": self.finetune_quantized and not is_exact,
                 "--route names the classes of the training images, and --use-unlabelled others: "
                 "leave one of them out": self.route is not None and self.use_unlabelled is not None,
+                "--route-labels and --route-weights are of a router: add --route LOG..., or leave "
+                "them out": self.route is None
+                and (self.route_labels is not None or self.route_weights is not None),
+                f"the objective {name} takes no soft or weighted labels: leave --route-labels and "
+                "--route-weights out, or take consistency, gaussian or smoothadv": (
+                    self.learns_shares and not objective.TAKES_SHARES
+                ),
                 "--weights chooses in a --pretrained-model: name one, or leave it out": (
                     self.weights is not None and start is None
                 ),
@@ -500,6 +523,11 @@ class TrainSpec(DenoisedSpec):
             self._set(teacher_noise=objective.noise_sd)
         if self.use_unlabelled is not None and self.unlabelled_weight is None:
             self._set(unlabelled_weight=1.0)
+
+    @property
+    def learns_shares(self) -> bool:
+        """Whether a router learns weighted shares of the stages in place of labels."""
+        return self.route_labels == "soft" or self.route_weights == "balanced"
 
     @property
     def arch(self) -> str:

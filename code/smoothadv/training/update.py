@@ -103,6 +103,7 @@ class Update:
     The gradient of each tensor is shortened to the norm ``clip_gradients``, if that is given.
     Gradients are computed for ``images_at_a_time`` images with all their copies. ``example`` [B, C,
     H, W] holds images of the dataset: on them the form of the model that is attacked is checked.
+    The ``targets`` of a batch are ``shares`` [N, K] of the training images, if they are given.
     """
 
     model: nn.Module
@@ -116,6 +117,7 @@ class Update:
     teacher: Teacher | None = None
     denoiser: nn.Module | None = None
     clip_gradients: float | None = None
+    shares: torch.Tensor | None = None
 
     def __post_init__(self, example: torch.Tensor) -> None:
         # An attack may see one copy of each image, or all.
@@ -179,6 +181,8 @@ class Update:
         )
         _, part = self.processes.share(indices)
         taught = self.teacher.fields(indices, part) if self.teacher else {}
+        if self.shares is not None:
+            taught["targets"] = self.shares[indices[part]].to(self.device)
         batch = self.objective.batch(
             images,
             labels,
