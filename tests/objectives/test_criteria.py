@@ -17,6 +17,7 @@ from smoothadv.objectives.cat_rs import CatRS
 from smoothadv.objectives.consistency import Consistency
 from smoothadv.objectives.distillation import Distillation
 from smoothadv.objectives.ft_cadis import FTCADIS
+from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.macer import Macer
 from smoothadv.objectives.smoothmix import SmoothMix
 from smoothadv.objectives.stability import Stability
@@ -80,6 +81,10 @@ def slow_mean(slow, values: torch.Tensor, *settings: float) -> float:
     return math.fsum(slow(of_image, label, *settings) for of_image, label in rows) / len(LABELS)
 
 
+def slow_gaussian(of_image: list[list[float]], label: int) -> float:
+    return -math.fsum(math.log(softmax(row)[label]) for row in of_image) / len(of_image)
+
+
 CASES = {
     "consistency": (Consistency(noise_sd=SIGMA), slow_consistency, (10.0, 0.5), COPIES),
     "consistency 3, 2": (
@@ -117,6 +122,26 @@ def test_loss_is_that_of_the_formula(objective, slow, settings, copies):
 def test_gradient_is_that_of_finite_differences(objective, slow, settings, copies):
     values = logits(1, copies, 0.7).requires_grad_()
     assert torch.autograd.gradcheck(lambda given: objective.criterion(given, LABELS)[0], values)
+
+
+@pytest.mark.parametrize(
+    ("objective", "slow", "settings"),
+    [
+        (Consistency(noise_sd=SIGMA), slow_consistency, (10.0, 0.5)),
+        (Gaussian(noise_sd=SIGMA), slow_gaussian, ()),
+    ],
+)
+def test_shares_of_the_classes_weigh_images(objective, slow, settings):
+    """The loss is the sum of those of each class with its share; hard shares are labels."""
+    values = logits(2, COPIES, 0.7).requires_grad_()
+    shares = 2 * torch.rand(IMAGES, CLASSES, generator=torch.Generator().manual_seed(5)).double()
+    found = objective.criterion(values, shares)[0].item()
+    rows = zip(values.tolist(), shares.tolist())
+    each = [s * slow(row, k, *settings) for row, own in rows for k, s in enumerate(own)]
+    assert found == pytest.approx(math.fsum(each) / IMAGES, rel=1e-12)
+    assert torch.autograd.gradcheck(lambda some: objective.criterion(some, shares)[0], values)
+    hard = objective.criterion(values, torch.eye(CLASSES).double()[LABELS])[0].item()
+    assert hard == pytest.approx(objective.criterion(values, LABELS)[0].item(), rel=1e-14)
 
 
 @pytest.mark.parametrize("kind", [Consistency, Stability, Macer])
