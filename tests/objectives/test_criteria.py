@@ -144,6 +144,24 @@ def test_shares_of_the_classes_weigh_images(objective, slow, settings):
     assert hard == pytest.approx(objective.criterion(values, LABELS)[0].item(), rel=1e-14)
 
 
+@pytest.mark.parametrize("kind", ["strong", "weak"])
+def test_consistency_of_a_router_is_weighed_by_a_radius(kind):
+    """That of the first stage, or the last one, to which copies are sent."""
+    objective = Consistency(noise_sd=SIGMA, num_noise_vec=COPIES, route_consistency=kind)
+    model = random_linear_classifier(16, CLASSES, seed=1).double()
+    images, (shares, radii) = torch.rand(IMAGES, 1, 4, 4).double(), torch.rand(2, IMAGES, CLASSES)
+    noise = objective.draw(images, torch.Generator().manual_seed(0))
+    batch = Batch(images, LABELS, noise, targets=shares.double(), radii=radii.double())
+    expected, choose = [], min if kind == "strong" else max
+    values = noisy_logits(model, images, noise).tolist()
+    for of_image, own, radius in zip(values, shares.tolist(), radii.tolist()):
+        factor = radius[choose(row.index(max(row)) for row in of_image)]
+        weights = 10 * factor, 0.5 * factor
+        expected += [s * slow_consistency(of_image, k, *weights) for k, s in enumerate(own)]
+    found = outcome_of(objective, model, batch).loss.item()
+    assert found == pytest.approx(math.fsum(expected) / IMAGES, rel=1e-12)
+
+
 @pytest.mark.parametrize("kind", [Consistency, Stability, Macer])
 @pytest.mark.parametrize("size", [0.0, 30.0, 104.0, 1e4])
 def test_loss_is_finite_where_votes_are_equal_or_unanimous(kind, size):

@@ -43,8 +43,9 @@ class Batch:
     on the device that the host must not read. ``uniforms`` [B, n] are drawn from [0, 1) where an
     objective has UNIFORMS. ``earlier`` [B, C, H, W] is an earlier point of an attack that needs
     one. ``targets`` [B, K] are a teacher's shares of votes, or shares of the classes with which a
-    router learns in place of its labels, multiplied by the image's weight; ``teacher`` maps images
-    to its logits. A missing tensor has no entries.
+    router learns in place of its labels, multiplied by the image's weight. ``radii`` [B, K] are
+    those of the stages of a router. ``teacher`` maps images to its logits. A missing tensor has no
+    entries.
     """
 
     images: torch.Tensor
@@ -55,6 +56,7 @@ class Batch:
     uniforms: torch.Tensor = field(default=_NOTHING, kw_only=True)
     earlier: torch.Tensor = field(default=_NOTHING, kw_only=True)
     targets: torch.Tensor = field(default=_NOTHING, kw_only=True)
+    radii: torch.Tensor = field(default=_NOTHING, kw_only=True)
     teacher: Callable[[torch.Tensor], torch.Tensor] | None = field(default=None, kw_only=True)
 
     def part(self: Some, chosen: slice) -> Some:
@@ -176,9 +178,8 @@ class Objective(Checked, ABC):
         image's label, or its ``targets`` where the objective TAKES_SHARES.
         """
         logits = noisy_logits(model, attacked.images, attacked.noise)
-        learned = attacked.labels
-        if self.TAKES_SHARES and len(attacked.targets):
-            learned = attacked.targets
+        takes_shares = self.TAKES_SHARES and len(attacked.targets)
+        learned = attacked.targets if takes_shares else attacked.labels
         loss, terms = self.criterion(logits, learned)
         return BatchLoss.of_logits(loss, terms, logits, attacked.labels)
 

@@ -103,13 +103,18 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
     if not spec.objective.DENOISES:
         for doubt in images.doubts():
             warn(doubt)
-    shares = None
+    routes: dict[str, torch.Tensor] = {}
     if spec.route is not None:
         training, test, radii = routed(training, spec.route)
         images = training.description
-        if spec.learns_shares:
-            soft, balanced = spec.route_labels == "soft", spec.route_weights == "balanced"
-            shares = shares_of_stages(radii, soft, balanced)
+        asked = spec.route_labels == "soft", spec.route_weights == "balanced"
+        routes = {"targets": shares_of_stages(radii, *asked), "radii": radii.float()}
+        sigmas = [*map(float, images.class_names)]
+        if getattr(spec.objective, "route_consistency", None) and sigmas != sorted(sigmas)[::-1]:
+            raise UserError(
+                f"--route-consistency: found logs of sigma {', '.join(images.class_names)}, "
+                "expected them in the order of descending noise"
+            )
     schedule = spec.schedule.schedule(images, spec.objective.copies)
     if schedule.batch < processes.size:
         raise UserError(
@@ -147,7 +152,7 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
         teacher=load_teacher(spec, training, device) if spec.teacher else None,
         denoiser=denoiser and denoiser.requires_grad_(False),
         behind=behind,
-        shares=shares,
+        routes=routes,
     )
 
 
@@ -226,8 +231,8 @@ def _folder(setup: TrainingSetup) -> RunFolder:
         recipe["pretrained_sha256"] = checkpoint_digest(spec.pretrained_model)
     if spec.pretrained:
         recipe["pretrained_sha256"] = digest_of(setup.model.state_dict())
-    if setup.shares is not None:
-        recipe["route_sha256"] = digest([setup.shares.numpy()])
+    if setup.routes:
+        recipe["route_sha256"] = digest(table.numpy() for table in setup.routes.values())
     if setup.teacher is not None:
         recipe["teacher_sha256"] = setup.teacher.sha256
     if pseudo_labelled is not None:

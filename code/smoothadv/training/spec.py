@@ -458,6 +458,7 @@ class TrainSpec(DenoisedSpec):
         name, teacher, votes = type(objective).__name__, self.teacher, objective.TEACHER == "votes"
         polls = votes or (objective.TEACHER == "drops" and teacher is not None)
         flag = "--classifier" if objective.DENOISES else "--teacher"
+        follows_radii = getattr(objective, "route_consistency", None) is not None
         own, is_plain = self.outdir / CHECKPOINT, not (self.finetune_quantized or self.route)
         is_plain = is_plain and not objective.DENOISES
         refuse_any(
@@ -477,12 +478,13 @@ class TrainSpec(DenoisedSpec):
                 "sums: no --precision": self.finetune_quantized and not is_exact,
                 "--route names the classes of the training images, and --use-unlabelled others: "
                 "leave one of them out": self.route is not None and self.use_unlabelled is not None,
-                "--route-labels and --route-weights are of a router: add --route LOG..., or leave "
-                "them out": self.route is None
-                and (self.route_labels is not None or self.route_weights is not None),
+                "--route-labels, --route-weights and --route-consistency are of a router: add "
+                "--route LOG..., or leave them out": self.route is None
+                and any([self.route_labels, self.route_weights, follows_radii]),
                 f"the objective {name} takes no soft or weighted labels: leave --route-labels and "
                 "--route-weights out, or take consistency, gaussian or smoothadv": (
-                    self.learns_shares and not objective.TAKES_SHARES
+                    (self.route_labels == "soft" or self.route_weights == "balanced")
+                    and not objective.TAKES_SHARES
                 ),
                 "--weights chooses in a --pretrained-model: name one, or leave it out": (
                     self.weights is not None and start is None
@@ -523,11 +525,6 @@ class TrainSpec(DenoisedSpec):
             self._set(teacher_noise=objective.noise_sd)
         if self.use_unlabelled is not None and self.unlabelled_weight is None:
             self._set(unlabelled_weight=1.0)
-
-    @property
-    def learns_shares(self) -> bool:
-        """Whether a router learns weighted shares of the stages in place of labels."""
-        return self.route_labels == "soft" or self.route_weights == "balanced"
 
     @property
     def arch(self) -> str:
