@@ -114,16 +114,16 @@ FLAGS = ("--route-labels", "soft"), ("--route-weights", "balanced")
 ROUTING = ["--noise", 0.2, "--epochs", 2, "--batch", 32, "--device", "cpu"]
 
 
-@pytest.mark.parametrize("objective", ["gaussian", "consistency"])
-def test_a_router_is_trained_from_logs_and_used(objective, training_logs, stages, workplace):
-    """By the best stage of each image, or as the recipe says: soft labels, weights, consistency."""
-    options = [*ROUTING, "--recipe", "router", "--objective", objective]
-    options += ["--route-labels", "hard", "--route-weights", "even"] * (objective == "gaussian")
+@pytest.mark.parametrize("is_soft", [False, True])
+def test_a_router_is_trained_from_logs_and_used(is_soft, training_logs, stages, workplace):
+    """By the best stage of each image, or by the recipe: soft labels, weights, consistency."""
+    options = [*ROUTING, *([] if is_soft else ["--objective", "gaussian"])]
     succeed("train", "digits", "digits_resnet8", "out", *options, "--route", *training_logs)
     content = read_checkpoint(Path("out/checkpoint.pth.tar"))
     assert content["classes"] == ["0.25", "0.12"] and content["dataset"] == "digits"
-    recipe, is_soft = content["recipe"], objective == "consistency"
-    assert recipe["route_labels"] == ("soft" if is_soft else "hard")
+    recipe = content["recipe"]
+    assert recipe.get("route_labels") == ("soft" if is_soft else None)
+    assert recipe.get("optimizer") == ("adamw" if is_soft else None)
     if is_soft:
         assert recipe["objective"]["regularization"] == 40
         losses = [float(row["train_cross_entropy"]) for row in rows(Path("out/log.txt"))]
@@ -138,7 +138,7 @@ def test_a_router_is_trained_from_logs_and_used(objective, training_logs, stages
 def test_a_stopped_router_ends_like_an_undisturbed_one(training_logs, workplace, capsys):
     """Stopped after the third update of the first epoch; with other radii, it does not go on."""
     command = ["train", "digits", "digits_resnet8"]
-    options = [*ROUTING, "--recipe", "router", "--steps-per-epoch", 5, "--route", *training_logs]
+    options = [*ROUTING, "--steps-per-epoch", 5, "--route", *training_logs]
     succeed(*command, "whole", *options)
     with pytest.MonkeyPatch.context() as patch:
         after_update(patch, 3, send, torch.optim.AdamW)
@@ -229,7 +229,7 @@ def test_logs_of_no_use_are_refused(training_logs, log, router, workplace, capsy
     for flag in (*FLAGS, ("--route-consistency", "strong", "--objective", "consistency")):
         alone = ["train", "digits", "digits_resnet8", "out", "--noise", 0.2, *flag]
         assert "are of a router: add --route LOG" in call(capsys, *alone).err
-    ascending = refusal(*training_logs[::-1], "--recipe", "router")
+    ascending = refusal(*training_logs[::-1])
     assert "found logs of sigma 0.12, 0.25, expected them in the order of" in ascending
 
 

@@ -78,9 +78,8 @@ class Consistency(AttackedObjective):
             logits.shape[1]
         )  # finite, where a mean may underflow to 0
         mean = log_mean.exp()
-        weights = logits.new_ones(len(logits)) * factors
-        if labels.is_floating_point():
-            weights = weights * labels.sum(1)
+        ones = logits.new_ones(len(logits))
+        weights = factors * (labels.sum(1) if labels.is_floating_point() else ones)
         negative_entropy = weights * (mean * log_mean).sum(-1)
         overlap = weights.unsqueeze(1) * (mean.unsqueeze(1) * log_softmax).sum(-1)
         divergence = (negative_entropy.unsqueeze(1) - overlap).mean()

@@ -6,7 +6,6 @@ al., 2026).
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -29,9 +28,11 @@ def routed(
 
     Of each image that a stage certifies, the label is the stage with the largest radius, the first
     one of several; other images say nothing about stages. The radius of a stage that abstains or is
-    wrong is 0. UserError where a log is of other images
-    or of one noise level among several, or where too few images are left.
+    wrong is 0. UserError where a log is of other images or of one noise level among several, or
+    where too few images are left.
     """
+    import pandas as pd  # help texts do not wait for it
+
     if len(logs) < 2:
         raise UserError(
             f"--route: found {counted(len(logs), 'log')}, expected one per stage, two or more"
@@ -51,13 +52,10 @@ def routed(
         table = read_certification_log(path)
         tables.append(table.radius.where(table.correct == 1, -1.0).set_axis(table.idx))
         sigmas.append(settings["sigma"])
-    common = tables[0].index
-    for table in tables[1:]:
-        common = common.intersection(table.index)
-    radii = np.array([table.loc[common].to_numpy() for table in tables])
-    is_certified = radii.max(0, initial=-1.0) >= 0
-    indices = torch.from_numpy(common.to_numpy()[is_certified])
-    labels = torch.from_numpy(radii[:, is_certified].argmax(0))
+    found = pd.concat(tables, axis=1, join="inner")  # of the images that are in all logs
+    found = found[(found >= 0).any(axis=1)]
+    indices, radii = torch.tensor(found.index.to_numpy()), torch.tensor(found.to_numpy())
+    labels = radii.argmax(1)
     if len(labels) < 2 * HELD_OUT:
         raise UserError(
             f"--route: {counted(len(labels), 'image')} certified in any of the logs, too few to "
@@ -68,7 +66,7 @@ def routed(
         RelabelledImages(images, names, labels[part], indices[part])
         for part in (~is_held_out, is_held_out)
     )
-    return training, test, torch.from_numpy(radii[:, is_certified].T)[~is_held_out].clamp(min=0)
+    return training, test, radii[~is_held_out].clamp(min=0)
 
 
 def shares_of_stages(radii: torch.Tensor, is_soft: bool, is_balanced: bool) -> torch.Tensor:

@@ -107,8 +107,12 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
     if spec.route is not None:
         training, test, radii = routed(training, spec.route)
         images = training.description
-        asked = spec.route_labels == "soft", spec.route_weights == "balanced"
-        routes = {"targets": shares_of_stages(radii, *asked), "radii": radii.float()}
+        routes = {
+            "targets": shares_of_stages(
+                radii, spec.route_labels == "soft", spec.route_weights == "balanced"
+            ),
+            "radii": radii.float(),
+        }
         sigmas = [*map(float, images.class_names)]
         if getattr(spec.objective, "route_consistency", None) and sigmas != sorted(sigmas)[::-1]:
             raise UserError(

@@ -410,7 +410,8 @@ class TrainSpec(DenoisedSpec):
         parse=Path,
         metavar="LOG",
         group=_DATA,
-        help="train a router, by logs of stages on training images (docs/cascades.md)",
+        help="train a router, by logs of stages on training images (docs/cascades.md); with train, "
+        "by --recipe router unless another recipe or an objective is named",
     )
     route_labels: str | None = setting(
         None,
@@ -418,7 +419,7 @@ class TrainSpec(DenoisedSpec):
         group=_DATA,
         records="route_labels",
         help="with --route, learn the stage with the largest radius, or shares of the stages that "
-        "are proportional to exp(radius) (default: hard; without --objective, soft)",
+        "are proportional to exp(radius) (default: hard)",
     )
     route_weights: str | None = setting(
         None,
@@ -426,7 +427,7 @@ class TrainSpec(DenoisedSpec):
         group=_DATA,
         records="route_weights",
         help="with --route, weigh all images alike, or by 1 / share of the images with the same "
-        "best stage (default: even; without --objective, balanced)",
+        "best stage (default: even)",
     )
     input_layer: str | None = setting(
         None,
