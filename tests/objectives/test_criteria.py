@@ -17,7 +17,6 @@ from smoothadv.objectives.cat_rs import CatRS
 from smoothadv.objectives.consistency import Consistency
 from smoothadv.objectives.distillation import Distillation
 from smoothadv.objectives.ft_cadis import FTCADIS
-from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.macer import Macer
 from smoothadv.objectives.smoothmix import SmoothMix
 from smoothadv.objectives.stability import Stability
@@ -81,10 +80,6 @@ def slow_mean(slow, values: torch.Tensor, *settings: float) -> float:
     return math.fsum(slow(of_image, label, *settings) for of_image, label in rows) / len(LABELS)
 
 
-def slow_gaussian(of_image: list[list[float]], label: int) -> float:
-    return -math.fsum(math.log(softmax(row)[label]) for row in of_image) / len(of_image)
-
-
 CASES = {
     "consistency": (Consistency(noise_sd=SIGMA), slow_consistency, (10.0, 0.5), COPIES),
     "consistency 3, 2": (
@@ -124,42 +119,27 @@ def test_gradient_is_that_of_finite_differences(objective, slow, settings, copie
     assert torch.autograd.gradcheck(lambda given: objective.criterion(given, LABELS)[0], values)
 
 
-@pytest.mark.parametrize(
-    ("objective", "slow", "settings"),
-    [
-        (Consistency(noise_sd=SIGMA), slow_consistency, (10.0, 0.5)),
-        (Gaussian(noise_sd=SIGMA), slow_gaussian, ()),
-    ],
-)
-def test_shares_of_the_classes_weigh_images(objective, slow, settings):
-    """The loss is the sum of those of each class with its share; hard shares are labels."""
-    values = logits(2, COPIES, 0.7).requires_grad_()
-    shares = 2 * torch.rand(IMAGES, CLASSES, generator=torch.Generator().manual_seed(5)).double()
-    found = objective.criterion(values, shares)[0].item()
-    rows = zip(values.tolist(), shares.tolist())
-    each = [s * slow(row, k, *settings) for row, own in rows for k, s in enumerate(own)]
-    assert found == pytest.approx(math.fsum(each) / IMAGES, rel=1e-12)
-    assert torch.autograd.gradcheck(lambda some: objective.criterion(some, shares)[0], values)
-    hard = objective.criterion(values, torch.eye(CLASSES).double()[LABELS])[0].item()
-    assert hard == pytest.approx(objective.criterion(values, LABELS)[0].item(), rel=1e-14)
-
-
-@pytest.mark.parametrize("kind", ["strong", "weak"])
-def test_consistency_of_a_router_is_weighed_by_a_radius(kind):
-    """That of the first stage, or the last one, to which copies are sent."""
+@pytest.mark.parametrize("kind", [None, "strong", "weak"])
+def test_a_router_learns_shares_of_stages(kind):
+    """The loss is the sum of those of each class with its share; divergence and entropy are weighed
+    by the radius of the first stage, or the last one, to which copies are sent, or not at all.
+    """
     objective = Consistency(noise_sd=SIGMA, num_noise_vec=COPIES, route_consistency=kind)
     model = random_linear_classifier(16, CLASSES, seed=1).double()
-    images, (shares, radii) = torch.rand(IMAGES, 1, 4, 4).double(), torch.rand(2, IMAGES, CLASSES)
+    images = torch.rand(IMAGES, 1, 4, 4).double()
+    shares, radii = torch.rand(2, IMAGES, CLASSES).double()
     noise = objective.draw(images, torch.Generator().manual_seed(0))
-    batch = Batch(images, LABELS, noise, targets=shares.double(), radii=radii.double())
-    expected, choose = [], min if kind == "strong" else max
-    values = noisy_logits(model, images, noise).tolist()
-    for of_image, own, radius in zip(values, shares.tolist(), radii.tolist()):
-        factor = radius[choose(row.index(max(row)) for row in of_image)]
-        weights = 10 * factor, 0.5 * factor
+    expected, choose = [], max if kind == "weak" else min
+    values = noisy_logits(model, images, noise)
+    for of_image, own, radius in zip(values.tolist(), shares.tolist(), radii.tolist()):
+        sent = choose(row.index(max(row)) for row in of_image)
+        weights = [size * (radius[sent] if kind else 1) for size in (10, 0.5)]
         expected += [s * slow_consistency(of_image, k, *weights) for k, s in enumerate(own)]
+    batch = Batch(images, LABELS, noise, targets=shares, radii=radii)
     found = outcome_of(objective, model, batch).loss.item()
     assert found == pytest.approx(math.fsum(expected) / IMAGES, rel=1e-12)
+    values.requires_grad_()
+    assert torch.autograd.gradcheck(lambda some: objective.criterion(some, shares)[0], values)
 
 
 @pytest.mark.parametrize("kind", [Consistency, Stability, Macer])
