@@ -1,5 +1,6 @@
 """Routers in the commands and in Python: training, rows, verification, attacks and refusals."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,11 @@ from smoothadv.datasets import get_dataset
 from smoothadv.records.logs import recorded_settings
 from smoothadv.records.readers import read_certification_log
 from smoothadv.statistics.bounds import two_sided_radius
-from smoothadv.training.routing import routed
+from smoothadv.training.routing import routed, shares_of_stages
 from support.commands import call, header, rows, succeed
 from support.models import IntervalClassifier
 from support.staged import N0, NUMBERS, N, slow_votes, write_stages
+from support.trainings import after_update, read, same_state, send
 
 pytestmark = pytest.mark.filterwarnings("ignore::smoothadv.base.errors.DoubtfulWarning")
 
@@ -108,11 +110,24 @@ def training_logs(stages, tmp_path_factory) -> list[Path]:
     return logs
 
 
-def test_a_router_is_trained_from_logs_and_used(training_logs, stages, workplace):
-    options = ["--noise", 0.2, "--epochs", 2, "--batch", 32, "--device", "cpu"]
+FLAGS = ("--route-labels", "soft"), ("--route-weights", "balanced")
+ROUTING = ["--noise", 0.2, "--epochs", 2, "--batch", 32, "--device", "cpu"]
+
+
+@pytest.mark.parametrize("is_soft", [False, True])
+def test_a_router_is_trained_from_logs_and_used(is_soft, training_logs, stages, workplace):
+    """By the best stage of each image, or by the recipe: soft labels, weights, consistency."""
+    options = [*ROUTING, *([] if is_soft else ["--objective", "gaussian"])]
     succeed("train", "digits", "digits_resnet8", "out", *options, "--route", *training_logs)
     content = read_checkpoint(Path("out/checkpoint.pth.tar"))
     assert content["classes"] == ["0.25", "0.12"] and content["dataset"] == "digits"
+    recipe = content["recipe"]
+    assert recipe.get("route_labels") == ("soft" if is_soft else None)
+    assert recipe.get("optimizer") == ("adamw" if is_soft else None)
+    if is_soft:
+        assert recipe["objective"]["regularization"] == 40
+        losses = [float(row["train_cross_entropy"]) for row in rows(Path("out/log.txt"))]
+        assert min(losses) > 1.3, "the mean weight is 2, and soft labels have an entropy"
     router = write_stages(Path("r.toml"), stages, router=("checkpoint.pth.tar", 0.2))
     router = router.rename("out/r.toml")
     succeed("certify", "digits", router, "stages", "log.tsv", *NUMBERS)
@@ -120,9 +135,44 @@ def test_a_router_is_trained_from_logs_and_used(training_logs, stages, workplace
     assert recorded_settings(Path("log.tsv"))["training"][2]["objective"]["noise_sd"] == 0.2
 
 
+def test_a_stopped_router_ends_like_an_undisturbed_one(training_logs, workplace, capsys):
+    """Stopped after the third update of the first epoch; with other radii, it does not go on."""
+    command = ["train", "digits", "digits_resnet8"]
+    options = [*ROUTING, "--steps-per-epoch", 5, "--route", *training_logs]
+    succeed(*command, "whole", *options)
+    with pytest.MonkeyPatch.context() as patch:
+        after_update(patch, 3, send, torch.optim.AdamW)
+        assert call(capsys, *command, "stopped", *options).code == 143
+    assert read(Path("stopped"))["step"] == 3
+    with pytest.MonkeyPatch.context() as patch:
+        name = "smoothadv.training.setup.shares_of_stages"
+        patch.setattr(name, lambda *given: 2 * shares_of_stages(*given))
+        outcome = call(capsys, *command, "stopped", *options, "--resume")
+    assert outcome.code == 1 and "route_sha256" in outcome.err
+    succeed(*command, "stopped", *options, "--resume")
+    assert same_state(Path("stopped"), Path("whole"))
+
+
+RADII = [[0.0, 1.6, 0.0], [0.3, 0.4, 0.3], [0.5, 0.5, 0.0], [0.1, 0.0, 0.0], [0.9, 0.2, 0.8]]
+
+
+@pytest.mark.parametrize("is_soft", [False, True])
+@pytest.mark.parametrize("is_balanced", [False, True])
+def test_shares_of_stages_are_those_of_the_formula(is_soft, is_balanced):
+    """The first stage is best for three of five images, the second for two, the third for none."""
+    found = shares_of_stages(torch.tensor(RADII, dtype=torch.float64), is_soft, is_balanced)
+    assert found.dtype == torch.float32
+    for of_image, best, row in zip(RADII, [1, 1, 0, 0, 0], found.tolist()):
+        total = math.fsum(map(math.exp, of_image))
+        soft = [math.exp(radius) / total for radius in of_image]
+        shares = soft if is_soft else [float(stage == best) for stage in range(3)]
+        weight = {0: 5 / 3, 1: 5 / 2}[best] if is_balanced else 1.0
+        assert row == pytest.approx([weight * share for share in shares], rel=1e-6)
+
+
 def test_labels_are_the_stages_that_certify_best(training_logs):
     images = get_dataset("digits", "train")
-    training, test = routed(images, training_logs)
+    training, test, radii = routed(images, training_logs)
     best = {}
     for stage, path in enumerate(training_logs):
         for row in rows(path):
@@ -130,6 +180,10 @@ def test_labels_are_the_stages_that_certify_best(training_logs):
             if radius > best.get(int(row["idx"]), (-0.5, 0))[0]:
                 best[int(row["idx"])] = radius, stage
     expected = [(index, best[index][1]) for index in sorted(best)]
+    assert radii.shape == (len(training), 2) and radii.min() == 0
+    assert torch.equal(radii.argmax(1), training.labels)
+    largest = [best[index][0] for place, index in enumerate(sorted(best)) if place % 10]
+    assert radii.amax(1).tolist() == largest
     assert {stage for _, stage in expected} == {0, 1} and len(expected) < 288
     for part, numbers in ((test, expected[::10]), (training, [*expected])):
         if part is training:
@@ -145,7 +199,7 @@ def test_labels_are_the_stages_that_certify_best(training_logs):
             part[0][1],
         ]
     assert training.fingerprint() != test.fingerprint() != images.fingerprint()
-    again, _ = routed(images, training_logs[::-1])
+    again, *_ = routed(images, training_logs[::-1])
     assert again.fingerprint() != training.fingerprint(), "the order of the stages matters"
 
 
@@ -168,6 +222,14 @@ def test_logs_of_no_use_are_refused(training_logs, log, router, workplace, capsy
     )
     assert "too few to train a router" in refusal(few, training_logs[1])
     assert "leave one of them out" in refusal(*training_logs, "--use-unlabelled", "x.npz")
+    for flag in FLAGS:
+        of_macer = refusal(*training_logs, "--objective", "macer", *flag)
+        assert "the objective Macer takes no soft or weighted labels" in of_macer
+    for flag in (*FLAGS, ("--route-consistency", "strong", "--objective", "consistency")):
+        alone = ["train", "digits", "digits_resnet8", "out", "--noise", 0.2, *flag]
+        assert "are of a router: add --route LOG" in call(capsys, *alone).err
+    ascending = refusal(*training_logs[::-1])
+    assert "found logs of sigma 0.12, 0.25, expected them in the order of" in ascending
 
 
 def test_a_router_in_python_is_a_module_or_a_path(pictures, workplace):

@@ -119,6 +119,29 @@ def test_gradient_is_that_of_finite_differences(objective, slow, settings, copie
     assert torch.autograd.gradcheck(lambda given: objective.criterion(given, LABELS)[0], values)
 
 
+@pytest.mark.parametrize("kind", [None, "strong", "weak"])
+def test_a_router_learns_shares_of_stages(kind):
+    """The loss is the sum of those of each class with its share; divergence and entropy are weighed
+    by the radius of the first stage, or the last one, to which copies are sent, or not at all.
+    """
+    objective = Consistency(noise_sd=SIGMA, num_noise_vec=COPIES, route_consistency=kind)
+    model = random_linear_classifier(16, CLASSES, seed=1).double()
+    images = torch.rand(IMAGES, 1, 4, 4).double()
+    shares, radii = torch.rand(2, IMAGES, CLASSES).double()
+    noise = objective.draw(images, torch.Generator().manual_seed(0))
+    expected, choose = [], max if kind == "weak" else min
+    values = noisy_logits(model, images, noise)
+    for of_image, own, radius in zip(values.tolist(), shares.tolist(), radii.tolist()):
+        sent = choose(row.index(max(row)) for row in of_image)
+        weights = [size * (radius[sent] if kind else 1) for size in (10, 0.5)]
+        expected += [s * slow_consistency(of_image, k, *weights) for k, s in enumerate(own)]
+    batch = Batch(images, LABELS, noise, targets=shares, radii=radii)
+    found = outcome_of(objective, model, batch).loss.item()
+    assert found == pytest.approx(math.fsum(expected) / IMAGES, rel=1e-12)
+    values.requires_grad_()
+    assert torch.autograd.gradcheck(lambda some: objective.criterion(some, shares)[0], values)
+
+
 @pytest.mark.parametrize("kind", [Consistency, Stability, Macer])
 @pytest.mark.parametrize("size", [0.0, 30.0, 104.0, 1e4])
 def test_loss_is_finite_where_votes_are_equal_or_unanimous(kind, size):

@@ -133,6 +133,18 @@ def test_micro_batches_give_the_gradients_of_one_batch(objective, micro_batch):
     assert whole.abs().max() > 0.1
 
 
+def test_targets_are_the_shares_of_the_images_of_the_batch():
+    """In whatever order they come: as those of a teacher, whose votes are shares, too."""
+    shuffled, found = torch.tensor([6, 2, 0, 5, 1, 4, 3]), []
+    for has_teacher, indices in ((True, shuffled), (False, shuffled), (False, torch.arange(7))):
+        update = updater(network(), KINDS["consistency"](noise_sd=SIGMA))
+        if not has_teacher:
+            update.teacher, update.routes = None, {"targets": update.teacher.shares}
+        update(*batch(), indices, ADDRESS)
+        found.append(state(update.model))
+    assert torch.equal(*found[:2]) and not torch.equal(*found[1:])
+
+
 @pytest.mark.parametrize("micro_batch", [1, 3])
 def test_micro_batches_are_counted_alike(micro_batch):
     """Micro-batches count the same: losses and correct classifications before the update."""

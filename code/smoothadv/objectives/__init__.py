@@ -42,8 +42,10 @@ class Batch:
     ``epsilon`` is the size of the attack (0: none), ``epoch`` counts from 0: numbers, or tensors []
     on the device that the host must not read. ``uniforms`` [B, n] are drawn from [0, 1) where an
     objective has UNIFORMS. ``earlier`` [B, C, H, W] is an earlier point of an attack that needs
-    one. ``targets`` [B, K] are a teacher's shares of votes, and ``teacher`` maps images to its
-    logits. A missing tensor has no entries.
+    one. ``targets`` [B, K] are a teacher's shares of votes, or shares of the classes with which a
+    router learns in place of its labels, multiplied by the image's weight. ``radii`` [B, K] are
+    those of the stages of a router. ``teacher`` maps images to its logits. A missing tensor has no
+    entries.
     """
 
     images: torch.Tensor
@@ -54,6 +56,7 @@ class Batch:
     uniforms: torch.Tensor = field(default=_NOTHING, kw_only=True)
     earlier: torch.Tensor = field(default=_NOTHING, kw_only=True)
     targets: torch.Tensor = field(default=_NOTHING, kw_only=True)
+    radii: torch.Tensor = field(default=_NOTHING, kw_only=True)
     teacher: Callable[[torch.Tensor], torch.Tensor] | None = field(default=None, kw_only=True)
 
     def part(self: Some, chosen: slice) -> Some:
@@ -125,6 +128,9 @@ class Objective(Checked, ABC):
     """
     DENOISES: ClassVar[bool] = False
     """Whether the model is a denoiser, and the teacher the classifier behind it."""
+    TAKES_SHARES: ClassVar[bool] = False
+    """Whether ``criterion`` takes weighted shares of the classes, float [B, K], too, in place of
+    labels."""
     MOVES_RESIDUE: ClassVar[bool] = False
     """Whether the noise of a batch is what a denoiser D before the model leaves of it, D(x + noise)
     - x, and the model that is trained and attacked is the one behind D."""
@@ -169,10 +175,12 @@ class Objective(Checked, ABC):
         """The ``criterion`` of the logits of attacked images + noise.
 
         Pseudocode 1 of SmoothAdv: the m copies of an image form one batch of B * m, each with the
-        image's label.
+        image's label, or its ``targets`` where the objective TAKES_SHARES.
         """
         logits = noisy_logits(model, attacked.images, attacked.noise)
-        loss, terms = self.criterion(logits, attacked.labels)
+        takes_shares = self.TAKES_SHARES and len(attacked.targets)
+        learned = attacked.targets if takes_shares else attacked.labels
+        loss, terms = self.criterion(logits, learned)
         return BatchLoss.of_logits(loss, terms, logits, attacked.labels)
 
     def criterion(
@@ -275,9 +283,10 @@ def nearest(values: Mapping[float, Any], noise_sd: float) -> Any:
 
 def mean_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The mean over images and copies of -log softmax(logits)[label], for logits [B, m, K] and
-    labels int64 [B].
+    labels int64 [B]; with shares of the classes, float [B, K], in place of labels, of the sum of
+    these with the shares.
     """
-    return F.cross_entropy(logits.flatten(0, 1), labels.repeat_interleave(logits.shape[1]))
+    return F.cross_entropy(logits.flatten(0, 1), labels.repeat_interleave(logits.shape[1], 0))
 
 
 def attack_field(objective: type[Objective]) -> dataclasses.Field[Any] | None:

@@ -11,6 +11,7 @@ from smoothadv.objectives import OBJECTIVES, Objective
 class Gaussian(Objective):
     """Cross-entropy on one noisy copy of each image."""
 
+    TAKES_SHARES = True
     noise_sd: float = setting(
         flag="--noise",
         parse=noise_level,

@@ -22,6 +22,7 @@ class SmoothAdv(AttackedObjective):
     its "Vanilla PGD".
     """
 
+    TAKES_SHARES = True
     attack: GradientAttack = setting()
     train_first_copy: bool = setting(
         False,

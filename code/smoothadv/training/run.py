@@ -7,8 +7,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -50,7 +50,8 @@ _SECONDS_OF_ONE_REQUEST = 1.0
 class TrainingSetup:
     """A specification with all that it names; ``started_from`` says in a sentence which weights the
     model has, if not new. The ``model`` is trained behind a frozen ``denoiser``, of which
-    ``behind`` is the record, if there is one.
+    ``behind`` is the record, if there is one. ``routes`` are fields of a batch, [N, K], of which a
+    router learns.
     """
 
     spec: TrainSpec
@@ -67,6 +68,7 @@ class TrainingSetup:
     teacher: Teacher | None = None
     denoiser: torch.nn.Module | None = None
     behind: dict[str, Any] | None = None
+    routes: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 class TrainingRun:
@@ -132,6 +134,7 @@ class TrainingRun:
             teacher=self.teacher,
             denoiser=denoiser and self.execution.prepare(denoiser, self.device),
             clip_gradients=self.schedule.clip_gradients,
+            routes=self.setup.routes,
         )
         is_graph = self.execution.cuda_graph is not False and not self.execution.synchronized_norm
         # A graph keeps the weight decay that it was recorded with.

@@ -17,6 +17,7 @@ from smoothadv.architectures.integers import of_integers
 from smoothadv.base.devices import device_name, device_of_run, uses_tf32
 from smoothadv.base.distributed import Processes, is_launched
 from smoothadv.base.errors import UsageError, UserError, counted, warn
+from smoothadv.base.files import digest
 from smoothadv.base.provenance import provenance
 from smoothadv.base.settings import describe
 from smoothadv.datasets import SPLITS, DatasetDescription, get_dataset
@@ -36,7 +37,7 @@ from smoothadv.noise import derive_generator
 from smoothadv.records.logs import training_record
 from smoothadv.training.folder import RunFolder
 from smoothadv.training.low_rank import adapt, merge
-from smoothadv.training.routing import routed
+from smoothadv.training.routing import routed, shares_of_stages
 from smoothadv.training.run import TrainingRun, TrainingSetup
 from smoothadv.training.schedule import layer_groups
 from smoothadv.training.spec import TrainSpec
@@ -102,9 +103,22 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
     if not spec.objective.DENOISES:
         for doubt in images.doubts():
             warn(doubt)
+    routes: dict[str, torch.Tensor] = {}
     if spec.route is not None:
-        training, test = routed(training, spec.route)
+        training, test, radii = routed(training, spec.route)
         images = training.description
+        routes = {
+            "targets": shares_of_stages(
+                radii, spec.route_labels == "soft", spec.route_weights == "balanced"
+            ),
+            "radii": radii.float(),
+        }
+        sigmas = [*map(float, images.class_names)]
+        if getattr(spec.objective, "route_consistency", None) and sigmas != sorted(sigmas)[::-1]:
+            raise UserError(
+                f"--route-consistency: found logs of sigma {', '.join(images.class_names)}, "
+                "expected them in the order of descending noise"
+            )
     schedule = spec.schedule.schedule(images, spec.objective.copies)
     if schedule.batch < processes.size:
         raise UserError(
@@ -142,6 +156,7 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
         teacher=load_teacher(spec, training, device) if spec.teacher else None,
         denoiser=denoiser and denoiser.requires_grad_(False),
         behind=behind,
+        routes=routes,
     )
 
 
@@ -220,6 +235,8 @@ def _folder(setup: TrainingSetup) -> RunFolder:
         recipe["pretrained_sha256"] = checkpoint_digest(spec.pretrained_model)
     if spec.pretrained:
         recipe["pretrained_sha256"] = digest_of(setup.model.state_dict())
+    if setup.routes:
+        recipe["route_sha256"] = digest(table.numpy() for table in setup.routes.values())
     if setup.teacher is not None:
         recipe["teacher_sha256"] = setup.teacher.sha256
     if pseudo_labelled is not None:

@@ -410,7 +410,24 @@ class TrainSpec(DenoisedSpec):
         parse=Path,
         metavar="LOG",
         group=_DATA,
-        help="train a router, by logs of stages on training images (docs/cascades.md)",
+        help="train a router, by logs of stages on training images (docs/cascades.md); with train, "
+        "by --recipe router unless another recipe or an objective is named",
+    )
+    route_labels: str | None = setting(
+        None,
+        choices=("hard", "soft"),
+        group=_DATA,
+        records="route_labels",
+        help="with --route, learn the stage with the largest radius, or shares of the stages that "
+        "are proportional to exp(radius) (default: hard)",
+    )
+    route_weights: str | None = setting(
+        None,
+        choices=("even", "balanced"),
+        group=_DATA,
+        records="route_weights",
+        help="with --route, weigh all images alike, or by 1 / share of the images with the same "
+        "best stage (default: even)",
     )
     input_layer: str | None = setting(
         None,
@@ -442,6 +459,7 @@ class TrainSpec(DenoisedSpec):
         name, teacher, votes = type(objective).__name__, self.teacher, objective.TEACHER == "votes"
         polls = votes or (objective.TEACHER == "drops" and teacher is not None)
         flag = "--classifier" if objective.DENOISES else "--teacher"
+        follows_radii = getattr(objective, "route_consistency", None) is not None
         own, is_plain = self.outdir / CHECKPOINT, not (self.finetune_quantized or self.route)
         is_plain = is_plain and not objective.DENOISES
         refuse_any(
@@ -461,6 +479,14 @@ class TrainSpec(DenoisedSpec):
                 "sums: no --precision": self.finetune_quantized and not is_exact,
                 "--route names the classes of the training images, and --use-unlabelled others: "
                 "leave one of them out": self.route is not None and self.use_unlabelled is not None,
+                "--route-labels, --route-weights and --route-consistency are of a router: add "
+                "--route LOG..., or leave them out": self.route is None
+                and any([self.route_labels, self.route_weights, follows_radii]),
+                f"the objective {name} takes no soft or weighted labels: leave --route-labels and "
+                "--route-weights out, or take consistency, gaussian or smoothadv": (
+                    (self.route_labels == "soft" or self.route_weights == "balanced")
+                    and not objective.TAKES_SHARES
+                ),
                 "--weights chooses in a --pretrained-model: name one, or leave it out": (
                     self.weights is not None and start is None
                 ),

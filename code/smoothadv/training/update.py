@@ -3,8 +3,8 @@ is large; and the evaluation on test images, which is for the log, not for model
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, replace
 from functools import reduce
 
 import torch
@@ -103,6 +103,7 @@ class Update:
     The gradient of each tensor is shortened to the norm ``clip_gradients``, if that is given.
     Gradients are computed for ``images_at_a_time`` images with all their copies. ``example`` [B, C,
     H, W] holds images of the dataset: on them the form of the model that is attacked is checked.
+    ``routes`` are fields of a batch by name, [N, K] of the training images, if a router is trained.
     """
 
     model: nn.Module
@@ -116,6 +117,7 @@ class Update:
     teacher: Teacher | None = None
     denoiser: nn.Module | None = None
     clip_gradients: float | None = None
+    routes: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self, example: torch.Tensor) -> None:
         # An attack may see one copy of each image, or all.
@@ -178,7 +180,8 @@ class Update:
             memory_format=layout_on(self.device, CONVOLUTION_DTYPES[self.execution.precision])
         )
         _, part = self.processes.share(indices)
-        taught = self.teacher.fields(indices, part) if self.teacher else {}
+        further = {name: each[indices[part]].to(self.device) for name, each in self.routes.items()}
+        further |= self.teacher.fields(indices, part) if self.teacher else {}
         batch = self.objective.batch(
             images,
             labels,
@@ -186,7 +189,7 @@ class Update:
             address.generator(self.device, Purpose.OBJECTIVE),
             len(indices),
             part,
-            **taught,
+            **further,
         )
         inputs = Inputs(**vars(batch), whole=len(indices), address=address, weight=weight)
         sums = self.compute(inputs)

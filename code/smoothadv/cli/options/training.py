@@ -40,7 +40,7 @@ _CLASSIFIER = (
     "timm:resnet18: stability needs it, with mse it is for the log only"
 )
 _OF_CLASSIFIERS = "pretrained weights finetune_quantized teacher_draws teacher_noise".split()
-_OF_CLASSIFIERS += ["denoiser", "timestep", "resize", "lora"]
+_OF_CLASSIFIERS += ["denoiser", "timestep", "resize", "lora", "route_labels", "route_weights"]
 _OF_TEACHER = {"--teacher", "--teacher-draws", "--teacher-noise"}
 _WITH_ATTACK = {"--warmup", "--warmup-from-first-epoch", "--base-attack"}
 """Settings of objectives that do without an attack, and that only an attack reads."""
@@ -152,6 +152,8 @@ def with_recipes(parser: Parser, options: Options, command: str) -> Options:
     objectives, name = OBJECTIVES_OF[command]
     if objectives is DENOISING and not {"--recipe", "--optimizer", "--lr"} & options.keys():
         names.append(DENOISING_RECIPE)
+    if command == "train" and "--route" in options and not {"--recipe", "--objective"} & {*options}:
+        names.append("router")
     default = {"--objective": name}
     general = {one.flag for one in _spec_settings(objectives is DENOISING)}
     general.add("--warmup")  # the paper's recipes have it, and serve Gaussian noise too
