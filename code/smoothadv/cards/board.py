@@ -5,6 +5,7 @@ certificate are equal, so that the entries of a ranking can be paired image by i
 """
 
 import glob
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,6 +40,7 @@ from smoothadv.base.settings import (
 )
 from smoothadv.cards.card import AVERAGE, LEVEL, PER_UNIT, Card, kept_radius, read_card, shares
 from smoothadv.records.logs import is_manifest
+from smoothadv.records.manifests import IMAGE_SET
 
 _HOW_TO_READ = (
     f"Accuracies are in percent, each with the ends of its {LEVEL:.0%} interval over the choice of "
@@ -97,7 +99,7 @@ class BoardSpec(Checked):
 
     def rankings(self) -> dict[str, list[Card]]:
         """The cards of each ranking in its order, by its name."""
-        return rankings(_read(self.cards), self.top)
+        return {name: cards[: self.top] for name, cards in rankings(_read(self.cards)).items()}
 
     def table(self) -> Table:
         """All rankings as one table, for programs."""
@@ -109,7 +111,7 @@ class BoardSpec(Checked):
         """The board as one of FORMS: for people a table and the tests of each ranking, for
         programs one table of all.
         """
-        ranked = self.rankings()
+        ranked, every = self.rankings(), _read(self.cards)
         if form == "html":
             sections = [
                 Section(
@@ -119,7 +121,7 @@ class BoardSpec(Checked):
                         part("Each entry and the next", _neighbours(cards, self._radii(cards))),
                         part("Where each entry is from", _sources(cards)),
                     ],
-                    _HOW_TO_READ,
+                    " ".join([_HOW_TO_READ, _left_out(cards, every)]),
                     name,
                 )
                 for name, cards in ranked.items()
@@ -140,7 +142,8 @@ class BoardSpec(Checked):
             said = f"In all rows: {common}.\n\n" if common else ""
             tests = [_neighbours(cards, self._radii(cards))] if len(cards) > 1 else []
             shown = "\n".join(write(one) for one in (table, *tests))
-            texts.append(f"### {name}\n\n{said}{shown}")
+            others = _left_out(cards, every)
+            texts.append(f"### {name}\n\n{said}{shown}" + f"\n{others}\n" * bool(others))
         return "\n".join(texts)
 
     def write(self) -> Iterator[str]:
@@ -188,7 +191,7 @@ def _read(places: Sequence[str]) -> list[Card]:
     return [*map(read_card, paths)]
 
 
-def rankings(cards: Sequence[Card], top: int | None = None) -> dict[str, list[Card]]:
+def rankings(cards: Sequence[Card]) -> dict[str, list[Card]]:
     """Cards that can be compared, by a name for people, in descending order of their average
     radius.
 
@@ -209,7 +212,7 @@ def rankings(cards: Sequence[Card], top: int | None = None) -> dict[str, list[Ca
         name, number = _name(alike[0]), 1
         while (title := name + f" (set {number})" * (number > 1)) in found:
             number += 1
-        found[title] = sorted(alike, key=lambda card: -card.floors.mean())[:top]
+        found[title] = sorted(alike, key=lambda card: -card.floors.mean())
         for one, two in pairwise(found[title]):
             if np.array_equal(one.hundredths, two.hundredths):
                 warn(f"{one.path} and {two.path} have the same radii: is a model there twice?")
@@ -217,12 +220,36 @@ def rankings(cards: Sequence[Card], top: int | None = None) -> dict[str, list[Ca
 
 
 def _name(card: Card) -> str:
-    first, skip = card["images.first"], card["images.skip"]
+    first, skip, named = card["images.first"], card["images.skip"], card[f"facts.{IMAGE_SET}"]
     which = f" (one in {skip})" if skip and skip > 1 else ""
     which += f" from {first}" if first else ""
+    which = f" ({named})" if named else which
     images = counted(card["images.count"], "image") + which
     words = card["facts.dataset"], images, f"alpha {card['facts.alpha']:g}", card["certificate"]
     return ", ".join(map(str, words))
+
+
+def _left_out(ranking: Sequence[Card], every: Sequence[Card]) -> str:
+    """Which cards of its dataset a ranking has not, and why, in words; "" if it has all."""
+    first, there = ranking[0], {card.path for card in ranking}
+    reasons = Counter(
+        next(
+            (
+                f"with {what}"
+                for place, what in (
+                    ("images.sha256", "other images"),
+                    ("facts.alpha", "another alpha"),
+                    ("certificate", "another kind of certificate"),
+                )
+                if card[place] != first[place]
+            ),
+            "below these",
+        )
+        for card in every
+        if card["facts.dataset"] == first["facts.dataset"] and card.path not in there
+    )
+    texts = [f"{counted(count, 'card')} {why}" for why, count in reasons.items()]
+    return f"Not in this ranking: {', '.join(texts)}." if texts else ""
 
 
 def sign_flip_p_value(differences: np.ndarray) -> float:

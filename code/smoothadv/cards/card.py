@@ -6,9 +6,10 @@ card            the version
 name, paper, url, extra_data    stated by who makes it: the method's name, what to cite, where to
                 find it, data beyond the dataset's training images; null where nothing is stated
 facts, sources  hyper-parameters by the names in ``facts.FIELDS``, and where each is known from
-images          count, the first index, the step between indices (skip; null if it varies), how many
-                were there to choose from (of) and the most wanted (max), null where no manifest
-                says so; sha256 of (index, label) as pairs of int64; the dataset's fingerprint
+images          count, the first index, the step between indices (skip; null if it varies, or if
+                the images were chosen by name, facts.image_set), how many were there to choose
+                from (of) and the most wanted (max), null where no manifest says so; sha256 of
+                (index, label) as pairs of int64; the dataset's fingerprint
 certificate     the kind of certificate; procedure: what found the radii
 draws           noisy images that were classified, null if unknown
 values          fractions with the ends of 95% intervals over the choice of images (Clopper and
@@ -71,7 +72,7 @@ from smoothadv.records.logs import (
     manifest_path,
     read_manifest_file,
 )
-from smoothadv.records.manifests import METHODS, SETTINGS, expected
+from smoothadv.records.manifests import IMAGE_SET, METHODS, SETTINGS, expected
 from smoothadv.records.readers import read_fields, read_prediction_log
 from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES, Procedure
 from smoothadv.statistics.accuracy import abstention_rate
@@ -481,7 +482,7 @@ def _card_of(
     images = {
         "count": count,
         "first": int(idx[0]),
-        "skip": steps.pop() if len(steps) == 1 else None,
+        "skip": steps.pop() if len(steps) == 1 and facts.get(IMAGE_SET) is None else None,
         "of": run.get("images"),
         "max": run.get("max"),
         "sha256": digest([table[["idx", "label"]].to_numpy("<i8").tobytes()]),

@@ -8,6 +8,7 @@ has forms of which one must fit.
 import json
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from types import NoneType
 from typing import Any
 
@@ -142,7 +143,7 @@ def record_of(named: str, indices: Iterable[int]) -> dict[str, Any]:
     """
     texts = [str(index) for index in sorted({*indices})]
     return {
-        "named": escape(named, 60),
+        "named": escape(Path(named).name, 60),  # of a file, whose folder is of one machine
         "count": len(texts),
         "sha256": digest(f"{text}\n" for text in texts),
         "indices": ",".join(texts),
