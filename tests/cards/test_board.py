@@ -12,7 +12,7 @@ from scipy import stats
 from smoothadv.cards.board import rankings, sign_flip_p_value
 from smoothadv.cards.card import Card, CardSpec, file_name, read_card
 from support.analyzed_folder import log, records
-from support.commands import call, refused
+from support.commands import call, refused, succeed
 from support.report_page import Page
 
 RADII = {"good": [0.75] * 8 + [0.0, 0.5], "near": [0.75] * 7 + [0.5] * 3, "poor": [0.25] * 10}
@@ -125,6 +125,45 @@ def test_top_and_radii_choose_rows_and_columns(three, capsys):
         call(capsys, "analyze", "board", ".", "--top", 1, "--radii", 0.6, "--format", "json")
     )
     assert (row["0.6"], row["entry"], row["rank"]) == (0.7, "near", 1) and "0.25" not in row
+
+
+def test_a_ranking_says_which_cards_of_its_dataset_it_has_not(unverified, capsys):
+    for name, radius, others in (
+        ("one", 0.25, {}),
+        ("two", 0.5, {"N": 500}),
+        ("released", 0.25, {"released": True}),
+        ("data", 0.25, {"dataset": "cifar100"}),
+        ("version", 0.25, {"dataset_fingerprint": "cd"}),
+        ("images", 0.25, {"idx": range(1, 21, 2)}),
+        ("alpha", 0.25, {"alpha": 0.01}),
+        ("two-sided", 0.25, {"method": "two-sided", "alpha_share": 0.9}),
+    ):
+        card(name, [radius] * 10, **others)
+    printed = call(capsys, "analyze", "board", ".", "--top", 1).out
+    first = printed[printed.index("two ") :].split("###")[0]
+    for words in (
+        *("2 cards below these", "1 card with other images", "1 card with another alpha"),
+        *("1 card with another kind of certificate", "1 card with another version of the images"),
+    ):
+        assert words in first.partition("Not in this ranking: ")[2]
+    assert "Not in this" not in printed.partition("### cifar100")[2].partition("###")[0]
+    call(capsys, "analyze", "board", ".", "-o", "board.html")
+    assert "1 card with another version of the images" in Path("board.html").read_text()
+
+
+def test_ranking_of_images_by_name_has_that_name(checkpoint, workplace, capsys):
+    quick = ["--N", 100, "--device", "cpu"]
+    for name, which in (("named", "3-9"), ("same", "3,4,5-9"), ("other", "4-10")):
+        log = f"{name}.tsv"
+        succeed("certify", "digits", checkpoint, 0.25, log, "--images", which, *quick)
+        assert call(capsys, "analyze", "card", log, "-o", f"{name}.json").code == 0
+    printed = call(capsys, "analyze", "board", "*.json").out
+    titles = [line for line in printed.splitlines() if line.startswith("###")]
+    assert [title.partition(", alpha")[0] for title in titles] == [
+        "### digits, 7 images (3-9)",
+        "### digits, 7 images (4-10)",
+    ]
+    assert "Not in this ranking: 2 cards with other images." in printed
 
 
 PUBLISHED = {

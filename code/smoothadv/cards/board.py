@@ -240,8 +240,9 @@ def _left_out(ranking: Sequence[Card], every: Sequence[Card]) -> str:
                     ("images.sha256", "other images"),
                     ("facts.alpha", "another alpha"),
                     ("certificate", "another kind of certificate"),
+                    ("images.fingerprint", "another version of the images"),
                 )
-                if card[place] != first[place]
+                if None not in (card[place], first[place]) and card[place] != first[place]
             ),
             "below these",
         )
