@@ -122,20 +122,21 @@ def test_gradient_is_that_of_finite_differences(objective, slow, settings, copie
 @pytest.mark.parametrize("kind", [None, "strong", "weak"])
 def test_a_router_learns_shares_of_stages(kind):
     """The loss is the sum of those of each class with its share; divergence and entropy are weighed
-    by the radius of the first stage, or the last one, to which copies are sent, or not at all.
+    by the radius of the stage with the most or the least noise to which copies are sent, or not.
     """
     objective = Consistency(noise_sd=SIGMA, num_noise_vec=COPIES, route_consistency=kind)
     model = random_linear_classifier(16, CLASSES, seed=1).double()
     images = torch.rand(IMAGES, 1, 4, 4).double()
     shares, radii = torch.rand(2, IMAGES, CLASSES).double()
     noise = objective.draw(images, torch.Generator().manual_seed(0))
-    expected, choose = [], max if kind == "weak" else min
+    sigmas, expected, choose = [0.5, 1.0, 0.25], [], min if kind == "weak" else max
     values = noisy_logits(model, images, noise)
     for of_image, own, radius in zip(values.tolist(), shares.tolist(), radii.tolist()):
-        sent = choose(row.index(max(row)) for row in of_image)
+        sent = choose((row.index(max(row)) for row in of_image), key=sigmas.__getitem__)
         weights = [size * (radius[sent] if kind else 1) for size in (10, 0.5)]
         expected += [s * slow_consistency(of_image, k, *weights) for k, s in enumerate(own)]
-    batch = Batch(images, LABELS, noise, targets=shares, radii=radii)
+    stages = torch.stack([torch.tensor(sigmas).double().expand_as(radii), radii], -1)
+    batch = Batch(images, LABELS, noise, targets=shares, stages=stages)
     found = outcome_of(objective, model, batch).loss.item()
     assert found == pytest.approx(math.fsum(expected) / IMAGES, rel=1e-12)
     values.requires_grad_()

@@ -43,9 +43,9 @@ class Batch:
     on the device that the host must not read. ``uniforms`` [B, n] are drawn from [0, 1) where an
     objective has UNIFORMS. ``earlier`` [B, C, H, W] is an earlier point of an attack that needs
     one. ``targets`` [B, K] are a teacher's shares of votes, or shares of the classes with which a
-    router learns in place of its labels, multiplied by the image's weight. ``radii`` [B, K] are
-    those of the stages of a router. ``teacher`` maps images to its logits. A missing tensor has no
-    entries.
+    router learns in place of its labels, multiplied by the image's weight. ``stages`` [B, K, 2]
+    are sigma and radius of each stage of a router. ``teacher`` maps images to its logits. A missing
+    tensor has no entries.
     """
 
     images: torch.Tensor
@@ -56,7 +56,7 @@ class Batch:
     uniforms: torch.Tensor = field(default=_NOTHING, kw_only=True)
     earlier: torch.Tensor = field(default=_NOTHING, kw_only=True)
     targets: torch.Tensor = field(default=_NOTHING, kw_only=True)
-    radii: torch.Tensor = field(default=_NOTHING, kw_only=True)
+    stages: torch.Tensor = field(default=_NOTHING, kw_only=True)
     teacher: Callable[[torch.Tensor], torch.Tensor] | None = field(default=None, kw_only=True)
 
     def part(self: Some, chosen: slice) -> Some:

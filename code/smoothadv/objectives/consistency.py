@@ -25,8 +25,8 @@ class Consistency(AttackedObjective):
     released code. With an attack, the copies are those of attacked images. With weighted shares of
     the classes in place of y, all three terms of an image have its weight, the sum of its shares.
     With ``route_consistency``, of a router, the latter two are also multiplied by the radius of the
-    image at one of the stages to which its noisy copies are sent: the first one, with the most
-    noise ("strong"), or the last one ("weak"; dual randomized smoothing). The cost is m forward and
+    image at one of the stages to which its noisy copies are sent: that with the most noise
+    ("strong") or with the least ("weak"; dual randomized smoothing). The cost is m forward and
     backward passes.
     """
 
@@ -44,8 +44,8 @@ class Consistency(AttackedObjective):
     route_consistency: str | None = setting(
         None,
         choices=("strong", "weak"),
-        help="of a router: multiply divergence and entropy of an image by the radius of the first "
-        "(strong) or the last one (weak) of the stages to which it sends the noisy copies",
+        help="of a router: multiply divergence and entropy of an image by its radius at the stage "
+        "with the most (strong) or the least (weak) noise to which a noisy copy is sent",
     )
 
     def __post_init__(self) -> None:
@@ -65,9 +65,10 @@ class Consistency(AttackedObjective):
             return super().loss(model, batch, attacked)
         logits = noisy_logits(model, attacked.images, attacked.noise)
         sent = logits.detach().argmax(-1)
-        stage = sent.amin(1) if self.route_consistency == "strong" else sent.amax(1)
-        radii = attacked.radii.gather(1, stage.unsqueeze(1)).squeeze(1)
-        loss, terms = self.criterion(logits, attacked.targets, radii)
+        sigmas, radii = (each.gather(1, sent) for each in attacked.stages.unbind(-1))
+        copy = sigmas.argmax(1) if self.route_consistency == "strong" else sigmas.argmin(1)
+        factors = radii.gather(1, copy.unsqueeze(1)).squeeze(1)
+        loss, terms = self.criterion(logits, attacked.targets, factors)
         return BatchLoss.of_logits(loss, terms, logits, attacked.labels)
 
     def criterion(

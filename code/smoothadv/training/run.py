@@ -50,8 +50,8 @@ _SECONDS_OF_ONE_REQUEST = 1.0
 class TrainingSetup:
     """A specification with all that it names; ``started_from`` says in a sentence which weights the
     model has, if not new. The ``model`` is trained behind a frozen ``denoiser``, of which
-    ``behind`` is the record, if there is one. ``routes`` are fields of a batch, [N, K], of which a
-    router learns.
+    ``behind`` is the record, if there is one. ``routes`` are fields of a batch, [N, ...], of which
+    a router learns.
     """
 
     spec: TrainSpec

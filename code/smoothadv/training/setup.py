@@ -107,18 +107,13 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
     if spec.route is not None:
         training, test, radii = routed(training, spec.route)
         images = training.description
+        sigmas = torch.tensor([*map(float, images.class_names)], dtype=radii.dtype)
         routes = {
             "targets": shares_of_stages(
                 radii, spec.route_labels == "soft", spec.route_weights == "balanced"
             ),
-            "radii": radii.float(),
+            "stages": torch.stack([sigmas.expand_as(radii), radii], -1).float(),
         }
-        sigmas = [*map(float, images.class_names)]
-        if getattr(spec.objective, "route_consistency", None) and sigmas != sorted(sigmas)[::-1]:
-            raise UserError(
-                f"--route-consistency: found logs of sigma {', '.join(images.class_names)}, "
-                "expected them in the order of descending noise"
-            )
     schedule = spec.schedule.schedule(images, spec.objective.copies)
     if schedule.batch < processes.size:
         raise UserError(

@@ -103,7 +103,7 @@ class Update:
     The gradient of each tensor is shortened to the norm ``clip_gradients``, if that is given.
     Gradients are computed for ``images_at_a_time`` images with all their copies. ``example`` [B, C,
     H, W] holds images of the dataset: on them the form of the model that is attacked is checked.
-    ``routes`` are fields of a batch by name, [N, K] of the training images, if a router is trained.
+    ``routes`` are fields of a batch by name, of all N training images, if a router is trained.
     """
 
     model: nn.Module
