@@ -76,7 +76,8 @@ def test_evaluations(kind, checkpoint, workplace):
     if kind == "falsify":
         succeed("certify", "digits", checkpoint, SIGMA, against, *FEW)
         wanted = {row["idx"] for row in rows(against) if float(row["radius"]) > 0}
-    few = ("--max", COUNT, *ON) if kind == "sets" else FEW
+    images = {"named": ("--images", f"0-{COUNT - 1}")}.get(kind, ("--max", COUNT))
+    few = (*images, *(() if kind == "sets" else ("--N", 200)), *ON)
     succeed(EVALUATIONS[kind][0], *arguments_of(kind, checkpoint, against, *few))
     assert {row["idx"] for row in rows(workplace / EVALUATIONS[kind][2])} == wanted
 
