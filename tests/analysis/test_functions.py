@@ -77,7 +77,14 @@ def test_every_analysis_is_listed_and_says_what_it_takes():
         text = getattr(smoothadv, name).__doc__
         assert "- ``where``: use only logs with" in text and "Returns " in text
     functions = {"Smooth", "certify", "predict", "attack", "falsify", "train", "plugins"}
-    functions |= {"SmoothedModule", "certify_votes", "predict_votes", "card", "board"}
+    functions |= {
+        "SmoothedModule",
+        "certify_votes",
+        "predict_votes",
+        "card",
+        "board",
+        "conformal_sets",
+    }
     assert {*dir(smoothadv)} - own == functions | {"__version__"}
     assert smoothadv.table is smoothadv.table
     with pytest.raises(AttributeError, match="has no attribute 'tables'"):
