@@ -282,7 +282,8 @@ LISTS = {
     "image_shape": (WHOLE, 1, 10**9),
 }
 FLAGS = ("sound", "ladder", "label_aware")
-OF_SETS = "alpha calibration images max num_classes radii seed sigma skip".split()
+OF_SETS = "N alpha calibration dataset_fingerprint images max noise num_classes radii seed".split()
+OF_SETS += ["sigma", "skip"]
 
 
 def is_number(value, kind, low, high):
@@ -340,10 +341,7 @@ def manifest_fault(manifest):
         return "holds no settings and runs"
     run = (runs or [{}])[-1]
     if settings.get("method") == "conformal":
-        known = {**run, **settings}
-        lacking = [f"lacks {name!r}" for name in OF_SETS if name not in known]
-        faults = (value_fault(name, known[name]) for name in known)
-        return next(filter(None, [*lacking, *faults]), "")
+        return fault_of_sets(settings, run)
     if settings.get("method") not in [*METHODS]:
         return f"names no method, one of {', '.join(METHODS)}"
     own = METHODS[settings["method"]][0].split()
@@ -358,17 +356,9 @@ def manifest_fault(manifest):
     known = {**run, **settings}
     if faults := [fault for name in known if (fault := value_fault(name, known[name]))]:
         return faults[0]
-    whole, radii = images_of({}, run), settings.get("radii", [0])
-    selection, last = [whole.start, whole.stop, whole.step], -1
-    if "image_set" in settings:
-        if (found := indices_of(settings["image_set"])) is None:
-            return "has an image_set whose count, sha256 and indices are not of one set"
-        selection, last = {"only": found}, found[-1]
-    sigmas = settings.get("sigmas", [settings["sigma"]])
-    usual = {"index": 0, "count": 1, "examples": selection}
-    shard = settings.get("shard", usual)
-    part = shard if type(shard) is dict and shard.keys() == usual.keys() else {**usual, "count": 0}
-    index, count = part["index"], part["count"]
+    if fault := selection_fault(settings, run):
+        return fault
+    radii, sigmas = settings.get("radii", [0]), settings.get("sigmas", [settings["sigma"]])
     contradictions = {
         "noise that is not that of its sound": settings["noise"]
         != "Rounded" * settings["sound"] + "GaussianNoise",
@@ -378,12 +368,52 @@ def manifest_fault(manifest):
         != max(sigmas, default=0),
         "fewer than two stages": "sigmas" in own and len(sigmas) - ("threshold" not in own) < 2,
         "a top_k of all its classes": settings.get("top_k", 0) >= max(2, settings["num_classes"]),
+    }
+    return next((f"has {fault}" for fault, holds in contradictions.items() if holds), "")
+
+
+def selection_fault(settings, run):
+    """What the settings and the last run contradict about the images that were selected; "" if
+    nothing.
+    """
+    whole, last = images_of({}, run), -1
+    selection = [whole.start, whole.stop, whole.step]
+    if "image_set" in settings:
+        if (found := indices_of(settings["image_set"])) is None:
+            return "has an image_set whose count, sha256 and indices are not of one set"
+        selection, last = {"only": found}, found[-1]
+    usual = {"index": 0, "count": 1, "examples": selection}
+    shard = settings.get("shard", usual)
+    part = shard if type(shard) is dict and shard.keys() == usual.keys() else {**usual, "count": 0}
+    index, count = part["index"], part["count"]
+    contradictions = {
         "an impossible shard": not is_number(count, WHOLE, 1, 10**9)
         or not is_number(index, WHOLE, 0, count - 1),
         "images that its dataset has not": last >= run["images"],
         "a shard of other images": part["examples"] != usual["examples"],
     }
     return next((f"has {fault}" for fault, holds in contradictions.items() if holds), "")
+
+
+def fault_of_sets(settings, run):
+    """As ``manifest_fault``, of a log of conformal sets."""
+    known = {**run, **settings}
+    lacking = [f"lacks {name!r}" for name in OF_SETS if name not in known]
+    faults = (value_fault(name, known[name]) for name in known)
+    if fault := next(filter(None, [*lacking, *faults]), ""):
+        return fault
+    attack = settings.get("attack")
+    contradictions = {
+        "other noise, or another number of draws, than sets have": settings["noise"]
+        != "GaussianNoise"
+        or settings["N"] != 1
+        or bool({"sigmas", "sound", "threshold"} & settings.keys()),
+        "no radii": not settings["radii"],
+        "an attack without an epsilon": attack is not None
+        and (type(attack) is not dict or not is_number(attack.get("epsilon"), REAL, 1e-300, 1e300)),
+    }
+    found = next((f"has {fault}" for fault, holds in contradictions.items() if holds), "")
+    return found or selection_fault(settings, run)
 
 
 def certification_columns(settings):
@@ -869,7 +899,7 @@ class ConformalSets:
             and max(label, predict) < len(scores),
             "correct is not 1 where predict is the label": row["correct"] == (predict == label),
             "calibration is not that of its image": row["calibration"] == is_kept,
-            "its scores are no probabilities": abs(sum(scores) - 1) <= len(scores) * 1e-6,
+            "its scores are no probabilities": abs(sum(scores) - 1) <= Fraction(1, 10**6),
             "predict has not the largest score": max(scores) == row.get(f"score_{predict}"),
             "its attack goes beyond epsilon": row.get("attack_norm", 0)
             <= Fraction(epsilon) * (1 + Fraction(1, 10**5)) + Fraction(1, 10**6),
@@ -886,8 +916,8 @@ class ConformalSets:
         alpha, sigma = self.settings["alpha"], mp.mpf(self.settings["sigma"])
         for radius in self.settings["radii"]:
             z = mp.sqrt(2) * mp.erfinv(2 * mp.mpf(alpha) - 1) - mp.mpf(radius) / sigma
-            shifted = Fraction(int(mp.floor(mp.ncdf(z) * ONE)), ONE)
-            rank = floor((len(kept) + 1) * (shifted if radius else Fraction(str(alpha))))
+            shifted = Fraction(int(mp.floor(mp.ncdf(z) * ONE)), ONE) if radius else 1
+            rank = floor((len(kept) + 1) * min(shifted, Fraction(str(alpha))))
             least = kept[rank - 1] if rank else 0
             sizes = sum(
                 row[name] >= least
@@ -942,7 +972,7 @@ def verify(log):
     print(
         *messages, f"{log}: {len(lines) - len(messages)} of {len(lines)} rows hold{state}", sep="\n"
     )
-    if is_of_sets and not messages:
+    if is_of_sets and not messages and not missing and "shard" not in procedure.settings:
         print(*procedure.coverage(), sep="\n")
     return not messages and not missing
 

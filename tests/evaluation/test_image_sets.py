@@ -73,11 +73,12 @@ def folder(workplace) -> str:
     ("text", "words"),
     [
         ("5-9\nx", "is not a set of images"),
-        *((text, "is not a set of images: write A-B") for text in ("", "x", "-3", "5-", "1,,2")),
+        *((text, "write indices, like 3,7,20-30") for text in ("", "x", "-3", "5-", "1,,2")),
         *((text, "is not a set of images") for text in ("per-class:0", "per-class:x", "٣", "3.0")),
         ("4", "'imagefolder:photos' has 4 images, and no image 4"),
         ("0-9999999999", "has 4 images, and no image 4"),
-        ("9-5", "has 4 images, and none is named"),
+        ("9-5", "images 9-5: write 5-9, not 9-5"),
+        ("0,3-1", "write 1-3, not 3-1"),
         ("0,2,1-2", "has one image 2, which is named twice"),
         ("per-class:3", "has 2 images of class"),
         ("empty.txt", "images empty.txt: 'imagefolder:photos' has 4 images, and none is named"),
@@ -212,6 +213,7 @@ def test_certificates_of_named_images_are_attacked(logs, checkpoint, workplace, 
     outcome = call(capsys, *command, "0-9")
     claimed = [row["idx"] for row in rows(logs["listed"])[:3] if float(row["radius"]) > 0]
     assert claimed and claimed == [row["idx"] for row in rows(Path("out/against.tsv"))]
+    assert "listed.tsv has no rows of 7 images of those named" in outcome.err
     assert "of 3 images may flip by chance" in outcome.out, "those without a certificate count too"
 
 
@@ -223,5 +225,5 @@ def test_functions_take_the_indices_themselves():
         assert table.idx.tolist() == [2, 7]
     asked = {"image_set": [8]}, {"image_set": "x"}, {"image_set": []}, {"image_set": "1", "skip": 2}
     told = "no image 8", "image_set: found 'x'", "image_set: found ''", "image_set is not read with"
-    for chosen, words in zip(asked, told):
+    for chosen, words in (*zip(asked, told), ({"image_set": b"3"}, "image_set: found b'3'")):
         assert words in refusal(smoothadv.certify, module, images, labels, sigma=0.25, **chosen)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import smoothadv
+from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.checkpoints import read_checkpoint
 from smoothadv.datasets import get_dataset
 from smoothadv.records.logs import recorded_settings
@@ -201,6 +202,17 @@ def test_labels_are_the_stages_that_certify_best(training_logs):
     assert training.fingerprint() != test.fingerprint() != images.fingerprint()
     again, *_ = routed(images, training_logs[::-1])
     assert again.fingerprint() != training.fingerprint(), "the order of the stages matters"
+
+
+def test_images_that_not_all_logs_have_are_left_out_and_a_line_says_so(
+    training_logs, checkpoint, workplace
+):
+    options = ["--split", "train", "--skip", 10, "--N", 50, "--N0", 10, "--device", "cpu"]
+    succeed("certify", "digits", checkpoint, 0.25, "few.tsv", *options)
+    images, few = get_dataset("digits", "train"), Path("few.tsv")
+    with pytest.warns(DoubtfulWarning, match="only the 144 images that all logs have .* of 288"):
+        training, test, _ = routed(images, [training_logs[0], few])
+    assert len(training) + len(test) <= 144
 
 
 def test_logs_of_no_use_are_refused(training_logs, log, router, workplace, capsys):

@@ -144,6 +144,25 @@ FORGED = {
     "seed": (lambda table, manifest: manifest["settings"].update(seed=1), "calibration"),
     "share": (lambda table, manifest: manifest["settings"].pop("calibration"), "calibration"),
     "alpha": (lambda table, manifest: manifest["settings"].update(alpha=1.5), "alpha"),
+    "moved": (
+        lambda table, manifest: table[3].update(score_1=f"{float(table[3]['score_1']) + 5e-6:.7g}"),
+        "probabilities",
+    ),
+    **{
+        f"settings {changed}": (
+            lambda table, manifest, changed=changed: manifest["settings"].update(changed),
+            words,
+        )
+        for changed, words in (
+            ({"noise": "UniformNoise"}, "noise"),
+            ({"N": 7}, "draws"),
+            ({"sigmas": [0.1, 0.2]}, "draws"),
+            ({"sound": True}, "draws"),
+            ({"radii": []}, "no radii"),
+            ({"attack": {}}, "an attack without an epsilon"),
+            ({"attack": {"epsilon": "x"}}, "an attack without an epsilon"),
+        )
+    },
 }
 
 
@@ -167,7 +186,8 @@ def test_refusals_name_what_is_wrong(logs, checkpoint, capsys, workplace):
         (["--alpha", 1], ["--alpha"], 2),
         (["--calibration", 0], ["--calibration"], 2),
         (["--epsilon", 0.5], ["--epsilon", "--attack"], 2),
-        (["--max", 1], ["new.tsv lacks images", "more images"], 1),
+        (["--max", 1], ["of 1 image calibrate", "--max, --images", "--calibration"], 1),
+        (["--calibration", 1e-9], ["0 of 359 images calibrate", "--calibration"], 1),
     ]:
         assert refused(call(capsys, "sets", *sets, *options), *words, code=code), options
     stages = ["digits", "stages.toml", "stages", "new.tsv", "--device", "cpu"]
@@ -184,6 +204,31 @@ def test_refusals_name_what_is_wrong(logs, checkpoint, capsys, workplace):
     assert refused(outcome, "no log of sets", "calibration")
     Path("mine.csv").write_text("mine")
     assert refused(call(capsys, "analyze", "sets", logs["clean"], "-o", "mine.csv"), "no table")
+
+
+def test_log_that_lacks_images_is_said_to_and_shows_no_coverage(logs, script, capsys, tmp_path):
+    log = tampered(logs["clean"], tmp_path / "part.tsv", lambda table, manifest: table.pop())
+    with pytest.warns(DoubtfulWarning, match="part.tsv: 59 of 60 images, unfinished"):
+        ScoreLog.read(log)
+    accepted, said = verdict(script, log, capsys)
+    assert not accepted and "1 of 60 images are missing" in said and "threshold" not in said
+
+
+def test_share_of_a_log_whose_shard_is_forged_is_refused(logs, script, capsys, tmp_path):
+    def tamper(table, manifest):
+        manifest["settings"]["shard"] = {"index": 0, "count": 3}
+        del table[20:]
+
+    log = tampered(logs["clean"], tmp_path / "part.tsv", tamper)
+    accepted, said = verdict(script, log, capsys)
+    assert not accepted and "an impossible shard" in said
+
+
+def test_no_number_of_images_suffices_far_from_an_image(logs):
+    log = ScoreLog.read(logs["clean"])
+    for radius in (5, 10):
+        with pytest.warns(DoubtfulWarning, match="a smaller radius or a larger sigma"):
+            log.threshold(radius)
 
 
 def test_too_few_images_make_sets_of_all_classes_and_a_line_says_how_many(logs):

@@ -6,10 +6,9 @@ card            the version
 name, paper, url, extra_data    stated by who makes it: the method's name, what to cite, where to
                 find it, data beyond the dataset's training images; null where nothing is stated
 facts, sources  hyper-parameters by the names in ``facts.FIELDS``, and where each is known from
-images          count, the first index, the step between indices (skip; null if it varies, or if
-                the images were chosen by name, facts.image_set), how many were there to choose
-                from (of) and the most wanted (max), null where no manifest says so; sha256 of
-                (index, label) as pairs of int64; the dataset's fingerprint
+images          count, the first index, the step between indices (skip; null if it varies, or of
+                facts.image_set), how many there were (of) and the most wanted (max), null if not
+                known; sha256 of (index, label) as pairs of int64; the dataset's fingerprint
 certificate     the kind of certificate; procedure: what found the radii
 draws           noisy images that were classified, null if unknown
 values          fractions with the ends of 95% intervals over the choice of images (Clopper and
@@ -18,10 +17,10 @@ values          fractions with the ends of 95% intervals over the choice of imag
 radii           per image, in order of index, 0 where it is wrong or abstains, else 1 + its radius
                 in hundredths, rounded down: uint16, low bytes before high bytes, zlib, base64
 log_sha256, manifest_sha256, model_sha256
-verified        by: RECOMPUTED if the counts of each row show its radius, else why nobody can
-                tell; checked: what was checked; redrawn: the number of rows
-                that ``certify verify`` drew again, and the seed that chose them; attacked:
-                certificates that ``attack --against`` attacked and flipped; notes to keep in mind
+verified        by: RECOMPUTED if the counts of each row show its radius, else why nobody can tell;
+                checked: what was checked; redrawn: the number of rows that ``certify verify`` drew
+                again, and the seed that chose them; attacked: certificates that ``attack
+                --against`` attacked and flipped; notes to keep in mind
 
 Nothing of a log leaves it but these facts: the paired tests of ``board`` need no more.
 """

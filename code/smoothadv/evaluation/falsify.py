@@ -222,6 +222,8 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
         if spec.image_set and spec.only is None
         else [index for index in every.images if index % spec.skip == 0][: spec.limit]
     )
+    if spec.image_set and (others := {*evaluation.indices} - {*every.images}):
+        warn(f"{spec.against} has no rows of {counted(len(others), 'image')} of those named")
     indices = sorted(certificates.claims if spec.only is None else {*spec.only})
     if missing := sorted({*indices} - certificates.claims.keys()):
         raise UserError(f"--only {missing[0]}: {spec.against} certifies no image {missing[0]}")

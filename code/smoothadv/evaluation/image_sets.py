@@ -17,7 +17,7 @@ def image_set(text: str) -> str:
     """Parses the name of a set of images, as ``images_named`` reads it."""
     if not re.fullmatch(f"{_LIST}|{_OF_CLASSES}", text) and not os.path.isfile(text):
         raise SettingError(
-            f"'{escape(text, 80)}' is not a set of images: write A-B for the indices from A to B, "
+            f"'{escape(text, 80)}' is not a set of images: write indices, like 3,7,20-30, "
             "per-class:N or per-class:N:SEED for N of each class, or the path of a file with an "
             "index, or the name of an image file, in each line"
         )
@@ -39,7 +39,7 @@ def images_named(text: str, dataset: ImageDataset) -> list[int]:
     elif not re.fullmatch(_LIST, text):
         with refusing(f"'{escape(text, 80)}' cannot be read as a list of images"):
             words = re.sub(
-                r"(?m)(^|\s)#.*$", "", Path(text).read_text(encoding="utf-8")
+                r"(?m)(^|\s)#.*$", "", Path(text).read_text(encoding="utf-8-sig")
             ).splitlines()
         words = [word for line in words if (word := line.strip())]
     stored = getattr(dataset, "stored", None) if os.path.isfile(text) else None
@@ -51,6 +51,8 @@ def images_named(text: str, dataset: ImageDataset) -> list[int]:
                 + (f", but ones like '{escape(next(iter(files)), 80)}'" if files else "")
             )
         first, _, last = str(files.get(word, word)).partition("-")
+        if last and int(last) < int(first):
+            raise UserError(f"images {escape(text, 80)}: write {last}-{first}, not {first}-{last}")
         found += range(int(first), min(int(last or first), max(int(first), size)) + 1)
     found.sort()
     twice = [one for one, other in zip(found, found[1:]) if one == other]

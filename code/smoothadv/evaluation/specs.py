@@ -134,8 +134,9 @@ class EvaluationSpec(ModelSpec):
         flag="--images",
         metavar="WHICH",
         group="images",
-        help="take the images with the indices A-B (like 500-999); or per-class:N[:SEED], N random "
-        "images of each class; or those in a file, an index or the name of an image file in a line",
+        help="take the images with indices like 500-999 or 3,7,20-30; or per-class:N[:SEED], N "
+        "random images of each class; or those in a file, an index or the name of an image file in "
+        "a line",
     )
     limit: int | None = setting(
         None,
@@ -188,7 +189,7 @@ class EvaluationSpec(ModelSpec):
     only: Any = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.image_set, Collection) and not isinstance(self.image_set, str):
+        if isinstance(self.image_set, Collection) and not isinstance(self.image_set, (str, bytes)):
             self._set(image_set=",".join(map(str, self.image_set)))
         super().__post_init__()
         if self.n is None:

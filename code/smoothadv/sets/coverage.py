@@ -36,7 +36,7 @@ def share_to_miss(alpha: float, radius: float, sigma: float) -> Fraction:
         return Fraction(str(alpha))  # the decimals as they were written
     z, shift = float(special.ndtri(math.nextafter(alpha, 0.0))), radius / sigma
     z -= shift + (1 + abs(z) + shift) * 4e-15  # more than what ndtri and these sums round
-    return Fraction(float(special.ndtr(z)) * (1 - 1e-13))
+    return min(Fraction(float(special.ndtr(z)) * (1 - 1e-13)), Fraction(str(alpha)))
 
 
 def threshold(scores: np.ndarray, share: Fraction) -> float:

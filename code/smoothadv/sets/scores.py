@@ -11,12 +11,14 @@ import numpy as np
 
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.settings import refuse_any
-from smoothadv.records.logs import read_manifest_file
+from smoothadv.records.logs import SELECTION, read_manifest_file
+from smoothadv.records.manifests import images_of
 from smoothadv.records.readers import DataFrame, read_prediction_log
 from smoothadv.sets.coverage import calibrates, images_needed, share_to_miss, threshold
 
-_NEEDED = ("calibration", "seed", "alpha", "radii", "sigma", "num_classes")
-_ROUNDED = 1e-6  # what the digits in the log may add to the sum, for each class
+_NEEDED = ("calibration", "seed", "alpha", "radii", "sigma", "num_classes", "noise", "N")
+_ROUNDED = 1e-6  # what the digits in the log may add to the sum
+_MOST_IMAGES = 10**9
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,7 @@ class ScoreLog:
                 self.table[["label", "predict"]].to_numpy().max() >= self.settings["num_classes"]
             ),
             "scores of its classes": not (self.scores >= 0).all(),
-            "probabilities, whose sum is 1": (
-                np.abs(self.scores.sum(1) - 1) > _ROUNDED * self.scores.shape[1]
-            ).any(),
+            "probabilities, whose sum is 1": (np.abs(self.scores.sum(1) - 1) > _ROUNDED).any(),
             "a calibration that is that of its images": (self.table.calibration != roles).any(),
             # The norm was computed in float32.
             "attacks of test images alone, within epsilon": np.any(norm > most * (1 + 1e-5) + 1e-6),
@@ -51,10 +51,25 @@ class ScoreLog:
     @classmethod
     def read(cls, path: Path) -> "ScoreLog":
         """The log in a file; UserError unless it is one."""
-        settings = read_manifest_file(path)["settings"]
+        manifest = read_manifest_file(path)
+        settings, run = manifest["settings"], (manifest["runs"] or [{}])[-1]
         if lacking := [name for name in _NEEDED if name not in settings]:
             raise UserError(f"{path} is no log of sets: its manifest has no {lacking[0]}")
-        return cls(str(path), settings, read_prediction_log(path))
+        attack, others = settings.get("attack"), {"sigmas", "sound", "threshold"}
+        epsilon = attack.get("epsilon") if isinstance(attack, dict) else attack
+        faults = {
+            "other noise, or another number of draws, than sets have": (
+                (settings["noise"], settings["N"]) != ("GaussianNoise", 1)
+                or not others.isdisjoint(settings)
+            ),
+            "no radii": not settings["radii"],
+            "an attack without an epsilon": attack is not None and not isinstance(epsilon, float),
+        }
+        refuse_any({f"{path}: its manifest has {fault}": is_so for fault, is_so in faults.items()})
+        table = read_prediction_log(path)
+        if {*SELECTION} <= run.keys() and len(table) < (most := len(images_of(settings, run))):
+            warn(f"{path}: {len(table):,} of {most:,} images, unfinished: other images may differ")
+        return cls(str(path), settings, table)
 
     @property
     def scores(self) -> np.ndarray:
@@ -71,15 +86,21 @@ class ScoreLog:
         """The threshold for attacks within ``radius`` at the ``alpha`` of the log, or another; a
         warning where the sets are all classes.
         """
-        share = share_to_miss(alpha or self.settings["alpha"], radius, self.settings["sigma"])
-        kept = self.table.calibration == 1
-        if kept.sum() < images_needed(share):
-            warn(
-                f"{self.name}: at radius {radius:g} the sets are all classes: at least "
-                f"{images_needed(share):,} images must calibrate, and {kept.sum():,} do"
-            )
+        alpha = self.settings["alpha"] if alpha is None else alpha
+        share, kept = (
+            share_to_miss(alpha, radius, self.settings["sigma"]),
+            self.table.calibration == 1,
+        )
         own = self.scores[np.arange(len(self.table)), self.table.label]
-        return threshold(own[kept], share)
+        least, needed = threshold(own[kept], share), images_needed(share)
+        if least <= 0:
+            reason = f"at least {needed:,} images must calibrate, and {kept.sum():,} do"
+            if needed > _MOST_IMAGES:
+                reason = "take a smaller radius or a larger sigma, no number of images suffices"
+            if least == 0:
+                reason = "the scores of too many labels are 0"
+            warn(f"{self.name}: at radius {radius:g} the sets are all classes: {reason}")
+        return least
 
     def sets(self, radius: float, alpha: float | None = None) -> DataFrame:
         """A row for each image that is tested: idx, label, radius, threshold, set (a tuple of

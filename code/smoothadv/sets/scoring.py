@@ -13,7 +13,7 @@ import torch
 
 from smoothadv.api import ArraySpec, Model, spec_of_call, torch_settings_kept
 from smoothadv.base.devices import within_memory
-from smoothadv.base.errors import UsageError
+from smoothadv.base.errors import UsageError, UserError, counted
 from smoothadv.base.settings import (
     output_file,
     perturbation_size,
@@ -140,8 +140,14 @@ def write_scores(spec: SetsSpec) -> tuple[WrittenLog, dict[str, Any]]:
     too.
     """
     evaluation, attack = with_attack_batch(prepare(spec, spec.log))
-    voter, counted = evaluation.last, (evaluation.batch, evaluation.device)
-    counter = OnePass([voter.form], [voter.num_classes], *counted, dtype=voter.form.dtype)
+    roles = [calibrates(index, spec.calibration, spec.seed) for index in evaluation.indices]
+    if len({*roles}) < 2:
+        raise UserError(
+            f"{sum(roles)} of {counted(len(roles), 'image')} calibrate, and the others are tested: "
+            "give more images (--max, --images), or another --calibration"
+        )
+    voter, batches = evaluation.last, (evaluation.batch, evaluation.device)
+    counter = OnePass([voter.form], [voter.num_classes], *batches, dtype=voter.form.dtype)
     # A row does not wait for attacks on a whole batch.
     counter.at_once = attack.examples_per_pass if attack else evaluation.batch
     settings = {"method": "conformal"}

@@ -72,7 +72,7 @@ class SetsTable(Checked):
         for log in map(ScoreLog.read, self.logs):
             for radius in self.radii or log.settings["radii"]:
                 sets = log.sets(radius, self.alpha)
-                wanted = 1 - (self.alpha or log.settings["alpha"])
+                wanted = 1 - (log.settings["alpha"] if self.alpha is None else self.alpha)
                 interval = binomial_interval(int(sets.covered.sum()), len(sets), _LEVEL)
                 shares = sets["size"].mean(), (sets["size"] == 1).mean(), (sets["size"] == 0).mean()
                 rows.append(

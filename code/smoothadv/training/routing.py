@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from smoothadv.base.errors import UserError, counted, escape
+from smoothadv.base.errors import UserError, counted, escape, warn
 from smoothadv.datasets import ImageDataset
 from smoothadv.datasets.relabelled import RelabelledImages
 from smoothadv.models.name import sigma_names
@@ -53,6 +53,8 @@ def routed(
         tables.append(table.radius.where(table.correct == 1, -1.0).set_axis(table.idx))
         sigmas.append(settings["sigma"])
     found = pd.concat(tables, axis=1, join="inner")  # of the images that are in all logs
+    if len(found) < (most := max(map(len, tables))):
+        warn(f"--route: only the {len(found):,} images that all logs have are used, of {most:,}")
     found = found[(found >= 0).any(axis=1)]
     indices, radii = torch.tensor(found.index.to_numpy()), torch.tensor(found.to_numpy())
     labels = radii.argmax(1)
