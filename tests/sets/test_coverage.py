@@ -90,6 +90,28 @@ def test_guarantee_holds_and_is_tight_for_a_half_space(n, alpha, ratio):
     assert worst == pytest.approx(alpha, rel=1e-10), "and with all images there are"
 
 
+@pytest.mark.parametrize("levels", [2, 10, 1000])
+def test_guarantee_holds_for_a_score_of_few_values_and_is_tight_for_many(levels):
+    """The score of the label has ``levels`` values with equal probability, in order of the noise's
+    coordinate along which the worst attack moves the image. All thresholds are enumerated: the m-th
+    smallest of n scores is one of the first k values if at least m scores are.
+    """
+    n, alpha, ratio = 2000, 0.2, 0.5
+    clean = np.arange(levels + 1) / levels
+    attacked = special.ndtr(special.ndtri(clean) + ratio)
+
+    def missed(share: Fraction) -> float:
+        rank = int(threshold(np.arange(1.0, n + 1), share))
+        is_below = stats.binom(n, clean).sf(rank - 1)
+        return float((np.diff(is_below) * attacked[:-1]).sum())
+
+    share = share_to_miss(alpha, ratio, 1.0)
+    assert missed(share) <= alpha
+    if levels == 1000:
+        assert missed(share) > 0.98 * alpha
+        assert missed(Fraction(str(alpha))) > 1.5 * alpha, "without the correction"
+
+
 def test_images_calibrate_at_random_each_by_itself():
     """The counts of 10,000 images are within five standard deviations: false alarm below 1e-6."""
     chosen = [[calibrates(index, 0.3, seed) for index in range(10_000)] for seed in (0, 1)]
