@@ -222,11 +222,11 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
         if spec.image_set and spec.only is None
         else [index for index in every.images if index % spec.skip == 0][: spec.limit]
     )
-    if spec.image_set and (others := {*evaluation.indices} - {*every.images}):
-        warn(f"{spec.against} has no rows of {counted(len(others), 'image')} of those named")
     indices = sorted(certificates.claims if spec.only is None else {*spec.only})
     if missing := sorted({*indices} - certificates.claims.keys()):
         raise UserError(f"--only {missing[0]}: {spec.against} certifies no image {missing[0]}")
+    if spec.image_set and (others := {*evaluation.indices} - {*every.images}):
+        warn(f"{spec.against} has no rows of {counted(len(others), 'image')} of those named")
     evaluation, attack = with_attack_batch(dataclasses.replace(evaluation, indices=indices))
     polls = CertificatePolls(evaluation, attack, certificates.top_k, certificates=certificates)
     sha256, alpha = file_digest(spec.against), certificates.alpha
