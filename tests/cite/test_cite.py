@@ -60,7 +60,7 @@ def test_every_component_has_a_key_or_says_that_there_is_none():
 
 
 def test_entries_are_complete_and_those_of_the_citation_file(repository):
-    yaml = pytest.importorskip("yaml")
+    yaml = pytest.importorskip("yaml", reason="PyYAML, of the extra test, is not installed")
     used = {key for names in CREDITS.values() for keys in names.values() for key in keys.split()}
     assert used - {"?"} == ENTRIES.keys() and len(ENTRIES) == BIB.count("\n@")
     fields = {

@@ -73,7 +73,10 @@ def folder(workplace) -> str:
     ("text", "words"),
     [
         ("5-9\nx", "is not a set of images"),
-        *((text, "write indices, like 3,7,20-30") for text in ("", "x", "-3", "5-", "1,,2")),
+        *(
+            (text, "is not a set of images: write indices, like 3,7,20-30")
+            for text in ("", "x", "-3", "5-", "1,,2")
+        ),
         *((text, "is not a set of images") for text in ("per-class:0", "per-class:x", "٣", "3.0")),
         ("4", "'imagefolder:photos' has 4 images, and no image 4"),
         ("0-9999999999", "has 4 images, and no image 4"),

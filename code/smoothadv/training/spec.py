@@ -410,24 +410,22 @@ class TrainSpec(DenoisedSpec):
         parse=Path,
         metavar="LOG",
         group=_DATA,
-        help="train a router, by logs of stages on training images (docs/cascades.md); with train, "
-        "by --recipe router unless another recipe or an objective is named",
+        help="train a router by logs of stages on training images (docs/cascades.md; default of "
+        "train: --recipe router)",
     )
     route_labels: str | None = setting(
         None,
         choices=("hard", "soft"),
         group=_DATA,
         records="route_labels",
-        help="with --route, learn the stage with the largest radius, or shares of the stages that "
-        "are proportional to exp(radius) (default: hard)",
+        help="of --route: the best stage, or shares like exp(radius) (default: hard)",
     )
     route_weights: str | None = setting(
         None,
         choices=("even", "balanced"),
         group=_DATA,
         records="route_weights",
-        help="with --route, weigh all images alike, or by 1 / share of the images with the same "
-        "best stage (default: even)",
+        help="of --route: equal, or 1 / share of the same best stage (default: even)",
     )
     input_layer: str | None = setting(
         None,
