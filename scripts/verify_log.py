@@ -34,7 +34,9 @@ Or it has the scores of all classes of an image, whose label is in its set with 
 alpha under any attack within each of the radii (Zargarbashi et al., 2025): thresholds and sets are
 computed anew, and their coverage is printed
   conformal  the set has the classes whose score reaches the m-th smallest score that the labels of
-             n calibration images have, m <= (n + 1) Phi(Phi^-1(alpha) - r / sigma)
+             n calibration images have, m <= (n + 1) Phi(Phi^-1(alpha) - r / sigma); of N draws, m
+             <= (n + 1) 9/10 alpha, and s draws suffice where P[Binomial(N, Phi(Phi^-1(p) - r /
+             sigma)) <= s] > alpha / 20, P[Binomial(N, p) >= that m-th score] = alpha / 20
   --sound   t = Phi(R / sigma + z) + d, d the distance of the noise from a Gaussian, Phi(z) >= 1/2
             + d; and the `squared_radius`, in squared grey levels, is below (255 R)^2, or 0 where R
             is 0; of two hypotheses, each has + d, and z + y >= 2 (R / sigma + e), Phi(m + e)
@@ -274,6 +276,7 @@ REAL = {
     "alpha": (5e-324, 1 - 2**-53),
     "alpha_share": (5e-324, 1 - 2**-53),
     "calibration": (5e-324, 1 - 2**-53),
+    "at_least": (5e-324, 1 - 2**-53),
     "threshold": (0.5, 0.999),
 }
 LISTS = {
@@ -406,7 +409,7 @@ def fault_of_sets(settings, run):
     contradictions = {
         "other noise, or another number of draws, than sets have": settings["noise"]
         != "GaussianNoise"
-        or settings["N"] != 1
+        or (settings["N"] > 1) != ("at_least" in settings)
         or bool({"sigmas", "sound", "threshold"} & settings.keys()),
         "no radii": not settings["radii"],
         "an attack without an epsilon": attack is not None
@@ -884,7 +887,10 @@ class ConformalSets:
         self.scores = [f"score_{number}" for number in range(settings["num_classes"])]
         norm = ["attack_norm"] * bool(settings.get("attack"))
         first = "idx label predict correct calibration".split()
-        self.columns = [*first, *norm, *self.scores, "time"]
+        self.columns, self.is_counted = (
+            [*first, *norm, *self.scores, "time"],
+            "at_least" in settings,
+        )
 
     def fault(self, row):
         """Why a row cannot be; None if it can."""
@@ -899,7 +905,10 @@ class ConformalSets:
             and max(label, predict) < len(scores),
             "correct is not 1 where predict is the label": row["correct"] == (predict == label),
             "calibration is not that of its image": row["calibration"] == is_kept,
-            "its scores are no probabilities": abs(sum(scores) - 1) <= Fraction(1, 10**6),
+            "its scores are no probabilities": self.is_counted
+            or abs(sum(scores) - 1) <= Fraction(1, 10**6),
+            "its scores count no draws": not self.is_counted
+            or all(score.denominator == 1 and score <= self.settings["N"] for score in scores),
             "predict has not the largest score": max(scores) == row.get(f"score_{predict}"),
             "its attack goes beyond epsilon": row.get("attack_norm", 0)
             <= Fraction(epsilon) * (1 + Fraction(1, 10**5)) + Fraction(1, 10**6),
@@ -907,18 +916,42 @@ class ConformalSets:
         self.rows.append(row)
         return next((fault for fault, holds in checks.items() if not holds), None)
 
+    def shifted(self, chance, radius):
+        """Phi(Phi^-1(chance) - radius / sigma), in units, rounded down."""
+        z = mp.sqrt(2) * mp.erfinv(2 * mp.mpf(chance.numerator) / chance.denominator - 1)
+        return int(mp.floor(mp.ncdf(z - mp.mpf(radius) / mp.mpf(self.settings["sigma"])) * ONE))
+
+    def draws_under_attack(self, least, radius, level):
+        """The fewest draws of a label under attack that had ``least`` without; ``level`` is that of
+        two bounds on its probability, in units.
+        """
+        n = self.settings["N"]
+
+        def at_most(draws, t):
+            start, weights = binomial(n, t)
+            return sum(weights[: max(0, draws - start + 1)])
+
+        p, step = 0, ONE >> 1
+        while step:
+            p += step * (ONE - at_most(least - 1, p + step) <= level)
+            step >>= 1
+        t = self.shifted(Fraction(p, ONE), radius)
+        return bisect_left(range(least), True, key=lambda draws: at_most(draws, t) > level)
+
     def coverage(self):
         """For each radius a line with the threshold, the coverage and the size of the sets."""
         own = [(row["calibration"], row[f"score_{row['label']}"]) for row in self.rows]
         kept, tested = (sorted(score for which, score in own if which == k) for k in (1, 0))
         if not kept or not tested:
             raise ValueError("no image calibrates, or none is tested")
-        alpha, sigma = self.settings["alpha"], mp.mpf(self.settings["sigma"])
+        alpha = Fraction(str(self.settings["alpha"]))
         for radius in self.settings["radii"]:
-            z = mp.sqrt(2) * mp.erfinv(2 * mp.mpf(alpha) - 1) - mp.mpf(radius) / sigma
-            shifted = Fraction(int(mp.floor(mp.ncdf(z) * ONE)), ONE) if radius else 1
-            rank = floor((len(kept) + 1) * min(shifted, Fraction(str(alpha))))
+            share = min(Fraction(self.shifted(alpha, radius), ONE), alpha) if radius else alpha
+            is_counted = radius and self.is_counted
+            rank = floor((len(kept) + 1) * (alpha * 9 / 10 if is_counted else share))
             least = kept[rank - 1] if rank else 0
+            if is_counted:
+                least = self.draws_under_attack(int(least), radius, int(alpha / 20 * ONE))
             sizes = sum(
                 row[name] >= least
                 for row in self.rows

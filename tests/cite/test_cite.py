@@ -103,6 +103,7 @@ def logs(checkpoints, integers, tmp_path_factory):
         ("attack", pgd, 0.25, "attacked", *attack, "PGD", "--epsilon", 0.5),
         ("attack", pgd, 0.25, "falsified", *attack, "PGD", "--against", folder / "exact.tsv"),
         ("sets", pgd, 0.25, "sets.tsv", "--radii", 0),
+        ("sets", pgd, 0.25, "counted.tsv", "--radii", 0, "--N", 5),
     ]:
         few = ["--max", 12] if command == "sets" else ["--N", 200, "--max", 2]
         options += ["--device", "cpu", *few]
@@ -125,6 +126,7 @@ EACH = {
     "predicted.tsv": f"{PGD} rony2019decoupling",
     "attacked": PGD,
     "sets.tsv": f"{PGD} zargarbashi2025one",
+    "counted.tsv": f"{PGD} zargarbashi2025one zargarbashi2025robust",
     "falsified": PGD,
     "cohen": "krizhevsky2009learning",
     "ensemble.tsv": f"{PGD} rony2019decoupling horvath2022boosting",

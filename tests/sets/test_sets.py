@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy import special
+from scipy import special, stats
 
 import smoothadv
 from smoothadv.attacks.pgd import PGD
@@ -23,14 +23,16 @@ from support.verifier import script as script
 from support.verifier import tampered, verdict
 
 USUAL = ["--device", "cpu", "--max", 60, "--radii", 0, 0.1, "--alpha", 0.2]
+COUNTED = ["--N", 30, "--at-least", 0.05, "--batch", 20]
 PGD_OPTIONS = ["--attack", "PGD", "--epsilon", 0.1, "--num-steps", 2, "--num-noise-vec", 2]
 
 
 @pytest.fixture(scope="module")
 def logs(checkpoint, tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("sets")
-    found = {name: folder / f"{name}.tsv" for name in ("clean", "attacked")}
-    for name, options in {"clean": [], "attacked": PGD_OPTIONS}.items():
+    options_of = {"clean": [], "attacked": PGD_OPTIONS, "counted": [*COUNTED, *PGD_OPTIONS]}
+    found = {name: folder / f"{name}.tsv" for name in options_of}
+    for name, options in options_of.items():
         succeed("sets", "digits", checkpoint, 0.25, found[name], *USUAL, *options)
     return found
 
@@ -51,6 +53,18 @@ def test_scores_are_the_probabilities_of_one_noisy_copy(logs, checkpoint):
         assert (int(row["label"]), int(row["predict"])) == (label, int(expected.argmax()))
 
 
+def test_scores_of_several_draws_count_those_with_the_probability(logs, checkpoint):
+    classifier, images = load_classifier(checkpoint, "digits"), get_dataset("digits", "test")
+    noise = GaussianNoise(0.25, 0, key=key_of_log(logs["counted"]))
+    for row in [row for row in rows(logs["counted"]) if row["calibration"] == "1"][:5]:
+        noisy = noise.stream(int(row["idx"]), "cpu").noisy(30, images[int(row["idx"])][0])
+        with torch.inference_mode():
+            found = classifier(noisy).double().softmax(1)
+        # Where a probability is next to the least one, it depends on the batch.
+        ends = [(found >= 0.05 + off).sum(0).tolist() for off in (1e-5, -1e-5)]
+        assert all(low <= one <= high for low, one, high in zip(ends[0], scores_of(row), ends[1]))
+
+
 def test_attack_changes_tested_images_alone_within_epsilon(logs):
     pairs = [*zip(rows(logs["clean"]), rows(logs["attacked"]))]
     for clean, attacked in pairs:
@@ -61,7 +75,19 @@ def test_attack_changes_tested_images_alone_within_epsilon(logs):
     assert np.mean(own, axis=0)[1] < np.mean(own, axis=0)[0]
 
 
-@pytest.mark.parametrize("name", ["clean", "attacked"])
+def least_score(own: list[float], radius: float, draws: int = 0) -> float:
+    """From the definition: the threshold by the scores of labels, ascending, at alpha = 0.2."""
+    share = special.ndtr(special.ndtri(0.2) - radius / 0.25)
+    share = 0.18 if draws and radius else share
+    least = own[math.floor((len(own) + 1) * share) - 1]
+    if not (draws and radius):
+        return least
+    low = special.ndtri(stats.beta.ppf(0.01, least, draws - least + 1))
+    uppers = [stats.beta.ppf(0.99, one + 1, draws - one) for one in range(draws)]
+    return next(one for one in range(draws) if uppers[one] >= special.ndtr(low - radius / 0.25))
+
+
+@pytest.mark.parametrize("name", ["clean", "attacked", "counted"])
 def test_three_programs_find_the_same_sets(logs, name, script, capsys, tmp_path):
     """``analyze sets``, scripts/verify_log.py, and this one, from the definition."""
     table = tmp_path / "table.csv"
@@ -71,15 +97,14 @@ def test_three_programs_find_the_same_sets(logs, name, script, capsys, tmp_path)
     kept, tested = ([row for row in rows(logs[name]) if row["calibration"] == k] for k in "10")
     own = sorted(scores_of(row)[int(row["label"])] for row in kept)
     for radius, found in zip((0, 0.1), table.read_text().splitlines()[1:]):
-        share = special.ndtr(special.ndtri(0.2) - radius / 0.25)
-        least = own[math.floor((len(own) + 1) * share) - 1]
+        least = least_score(own, radius, 30 * (name == "counted"))
         sets = [{k for k, score in enumerate(scores_of(row)) if score >= least} for row in tested]
         covered = sum(int(row["label"]) in one for row, one in zip(tested, sets))
         size = sum(map(len, sets)) / len(sets)
         values = dict(zip(table.read_text().split("\n")[0].split(","), found.split(",")))
         assert float(values["coverage"]) == covered / len(tested)
         assert float(values["size"]) == pytest.approx(size)
-        assert (values["wanted"] == "") == (name == "attacked" and radius == 0)
+        assert (values["wanted"] == "") == (name != "clean" and radius == 0)
         line = f"  radius {radius:g}: {covered} of {len(tested)} sets have the label, {size:.3f}"
         assert line in said and f"threshold {least:.7g} of {len(own)} images" in said
 
@@ -98,20 +123,27 @@ def test_function_returns_the_sets_of_the_log(logs, checkpoint):
     }
 
 
-def test_sets_cover_under_the_worst_attack_and_do_not_without_the_correction():
-    """The classifier is a half-space, PGD finds the worst image, and the guarantee is tight. Of
-    1,000 images 100 may be missed; more than 210, or fewer than 30, are with probability below
-    2e-4, by quadrature of the binomial distribution over Beta. Without the correction 389 are
-    expected.
+@pytest.mark.parametrize(
+    ("n", "radius", "fewest", "most"), [(1, 0.25, 0.03, 0.21), (300, 0.125, 0.0, 0.1)]
+)
+def test_sets_cover_under_the_worst_attack_and_do_not_without_the_correction(
+    n, radius, fewest, most
+):
+    """The classifier is a half-space, and PGD finds the worst image. By one draw, the guarantee is
+    tight: of 1,000 images 100 may be missed; more than 210, or fewer than 30, are with probability
+    below 2e-4, by quadrature of the binomial distribution over Beta. Without the correction 389 are
+    expected. By 300 draws, an image is missed only where one of the bounds is false.
     """
-    model, radius = ProbitClassifier([6.0], -3.0, torch.float32), 0.25
+    model = ProbitClassifier([6.0], -3.0, torch.float32)
     images, labels = torch.full((2000, 1, 1, 1), 0.5), torch.ones(2000, dtype=torch.int64)
-    attack = PGD(radius, 4)
+    attack, settings = PGD(radius, 4), {"at_least": 0.5} if n > 1 else {}
     found = smoothadv.conformal_sets(
-        model, images, labels, sigma=0.25, radii=[0, radius], attack=attack, num_noise_vec=1
+        *(model, images, labels),
+        **{"sigma": 0.25, "radii": [0, radius], "attack": attack, "num_noise_vec": 1},
+        **{"n": n, **settings},
     )
     missed = 1 - found.groupby("radius").covered.mean()
-    assert 0.03 < missed[radius] < 0.21 < missed[0.0]
+    assert fewest <= missed[radius] < most < missed[0.0] and found.threshold.min() > 0
 
 
 def field(name: str, value: object, number: int = 3):
@@ -158,12 +190,21 @@ FORGED = {
             ({"N": 7}, "draws"),
             ({"sigmas": [0.1, 0.2]}, "draws"),
             ({"sound": True}, "draws"),
+            ({"at_least": 0.1}, "draws"),
             ({"radii": []}, "no radii"),
             ({"attack": {}}, "an attack without an epsilon"),
             ({"attack": {"epsilon": "x"}}, "an attack without an epsilon"),
         )
     },
 }
+
+
+@pytest.mark.parametrize("score", ["1.5", "31"])
+def test_forged_counts_are_noticed(logs, score, script, capsys, tmp_path):
+    log = tampered(logs["counted"], tmp_path / "forged.tsv", field("score_1", score))
+    accepted, said = verdict(script, log, capsys)
+    assert not accepted and "draws" in said
+    assert "counts of its draws" in refusal(ScoreLog.read, log, names=log)
 
 
 @pytest.mark.parametrize("name", FORGED)
@@ -185,6 +226,8 @@ def test_refusals_name_what_is_wrong(logs, checkpoint, capsys, workplace):
         (["--radii", 64], ["--radii", "64/255"], 2),
         (["--alpha", 1], ["--alpha"], 2),
         (["--calibration", 0], ["--calibration"], 2),
+        (["--at-least", 0.2], ["--at-least", "--N"], 2),
+        (["--N", 9, "--at-least", 1], ["--at-least"], 2),
         (["--epsilon", 0.5], ["--epsilon", "--attack"], 2),
         (["--max", 1], ["of 1 image calibrate", "--max, --images", "--calibration"], 1),
         (["--calibration", 1e-9], ["0 of 359 images calibrate", "--calibration"], 1),

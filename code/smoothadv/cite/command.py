@@ -36,6 +36,7 @@ CREDITS: dict[str, dict[str, str]] = {
         "top-k": f"{_COHEN} jia2020certified",
         "conformal": f"{_COHEN} zargarbashi2025one",
     },
+    "conformal scores": {"*": "zargarbashi2025robust"},
     "stages": {"cascade": "jeong2023multiscale", "router": "sun2026dual"},
     "noise": {
         "GaussianNoise": "",  # that of randomized smoothing
@@ -109,6 +110,7 @@ _PLACES = {
     "stages": "stages",
     "noise": "noise",
     "method": "certification procedure",
+    "at_least": "conformal scores",
     "local_noise": "local noise",
     r"training\.\d+": "training",
     r"(.*\.)?dataset": "dataset",

@@ -42,7 +42,7 @@ METHODS = {
 }
 """The procedures whose logs readers judge: those of plug-ins have rules of their own."""
 _ANY_NUMBER = number(float, "a finite number", lambda value: True)
-OF_OTHERS = ("attack", "against", "calibration")
+OF_OTHERS = ("attack", "against", "calibration", "at_least")
 """Settings that no certification log has."""
 _TEXT_OR_NULL = (str, NoneType)
 SETTINGS: dict[str, Any] = {
@@ -64,7 +64,7 @@ SETTINGS: dict[str, Any] = {
     "training": (dict, NoneType, [(dict, NoneType)]),
     "N": number(int, "a whole number from 1 to 10^18", lambda value: 1 <= value <= 10**18),
     "sigma": positive_noise_level,
-    **dict.fromkeys("alpha calibration".split(), probability),
+    **dict.fromkeys("alpha calibration at_least".split(), probability),
     "seed": any_seed,
     "num_noise_vec": (up_to_a_million, NoneType),
     "target": (non_negative_int, *_TEXT_OR_NULL),

@@ -1,9 +1,13 @@
 """The log of the command ``sets``: the scores of all classes of each image, from which thresholds
 and sets follow for any alpha and radius. No torch.
+
+A score is a probability by one draw, or of N draws the number in which the probability is at least
+that of the setting at_least.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,14 @@ from smoothadv.base.settings import refuse_any
 from smoothadv.records.logs import SELECTION, read_manifest_file
 from smoothadv.records.manifests import images_of
 from smoothadv.records.readers import DataFrame, read_prediction_log
-from smoothadv.sets.coverage import calibrates, images_needed, share_to_miss, threshold
+from smoothadv.sets.coverage import (
+    COUNTING,
+    calibrates,
+    draws_under_attack,
+    images_needed,
+    share_to_miss,
+    threshold,
+)
 
 _NEEDED = ("calibration", "seed", "alpha", "radii", "sigma", "num_classes", "noise", "N")
 _ROUNDED = 1e-6  # what the digits in the log may add to the sum
@@ -41,7 +52,11 @@ class ScoreLog:
                 self.table[["label", "predict"]].to_numpy().max() >= self.settings["num_classes"]
             ),
             "scores of its classes": not (self.scores >= 0).all(),
-            "probabilities, whose sum is 1": (np.abs(self.scores.sum(1) - 1) > _ROUNDED).any(),
+            "probabilities, whose sum is 1": (
+                self.counted is None and (np.abs(self.scores.sum(1) - 1) > _ROUNDED).any()
+            ),
+            "counts of its draws": self.counted is not None
+            and ((self.scores % 1 > 0) | (self.scores > self.counted)).any(),
             "a calibration that is that of its images": (self.table.calibration != roles).any(),
             # The norm was computed in float32.
             "attacks of test images alone, within epsilon": np.any(norm > most * (1 + 1e-5) + 1e-6),
@@ -59,7 +74,8 @@ class ScoreLog:
         epsilon = attack.get("epsilon") if isinstance(attack, dict) else attack
         faults = {
             "other noise, or another number of draws, than sets have": (
-                (settings["noise"], settings["N"]) != ("GaussianNoise", 1)
+                settings["noise"] != "GaussianNoise"
+                or (settings["N"] > 1) != ("at_least" in settings)
                 or not others.isdisjoint(settings)
             ),
             "no radii": not settings["radii"],
@@ -78,6 +94,11 @@ class ScoreLog:
         return self.table.reindex(columns=names).to_numpy(float)
 
     @property
+    def counted(self) -> int | None:
+        """The draws of which the scores count some; None where they are probabilities."""
+        return self.settings["N"] if "at_least" in self.settings else None
+
+    @property
     def epsilon(self) -> float:
         """The l2 norm of the attack on the images that are tested; 0 without one."""
         return (self.settings.get("attack") or {"epsilon": 0.0})["epsilon"]
@@ -86,19 +107,22 @@ class ScoreLog:
         """The threshold for attacks within ``radius`` at the ``alpha`` of the log, or another; a
         warning where the sets are all classes.
         """
-        alpha = self.settings["alpha"] if alpha is None else alpha
-        share, kept = (
-            share_to_miss(alpha, radius, self.settings["sigma"]),
-            self.table.calibration == 1,
-        )
+        # The decimals as they were written.
+        wanted = Fraction(str(self.settings["alpha"] if alpha is None else alpha))
+        sigma, kept = self.settings["sigma"], self.table.calibration == 1
+        counts = self.counted is not None and radius > 0
+        share = wanted * (1 - 2 * COUNTING) if counts else share_to_miss(wanted, radius, sigma)
         own = self.scores[np.arange(len(self.table)), self.table.label]
         least, needed = threshold(own[kept], share), images_needed(share)
+        if counts and least > 0:
+            part = float(wanted * COUNTING)
+            least = draws_under_attack(int(least), self.settings["N"], radius, sigma, part)
         if least <= 0:
             reason = f"at least {needed:,} images must calibrate, and {kept.sum():,} do"
             if needed > _MOST_IMAGES:
                 reason = "take a smaller radius or a larger sigma, no number of images suffices"
             if least == 0:
-                reason = "the scores of too many labels are 0"
+                reason = "the scores of too many labels are 0, or too small"
             warn(f"{self.name}: at radius {radius:g} the sets are all classes: {reason}")
         return least
 

@@ -1,4 +1,4 @@
-"""Writes the log of scores: one noisy pass for each image, after an attack if there is one."""
+"""Writes the log of scores: noisy passes for each image, after an attack if there is one."""
 
 import time
 from collections.abc import Generator, Iterable, Iterator
@@ -17,6 +17,7 @@ from smoothadv.base.errors import UsageError, UserError, counted
 from smoothadv.base.settings import (
     output_file,
     perturbation_size,
+    positive_int,
     probability,
     setting,
     takes,
@@ -33,17 +34,33 @@ from smoothadv.sets.scores import ScoreLog
 from smoothadv.statistics import Draws
 from smoothadv.voting.counter import Poll, Result, VoteCounter, not_finite
 
+_AT_LEAST = 0.1
+
 
 @dataclass(frozen=True, kw_only=True)
 class SetsSpec(AttackedSpec):
-    """Score all classes of each image, by one noisy pass, into the log ``log``: of images that
+    """Score all classes of each image, by noisy passes, into the log ``log``: of images that
     calibrate, and of others, which an ``attack`` may have changed.
     """
 
     log: Path | None = setting(
         None, parse=output_file, flag="outfile", metavar="OUTFILE", help="log to write (TSV)"
     )
-    n: int = setting(1, keyword=False, records="N")
+    n: int = setting(
+        1,
+        parse=positive_int,
+        flag="--N",
+        records="N",
+        help="noisy passes per image; from two on, scores count them (BinCP)",
+    )
+    at_least: float | None = setting(
+        None,
+        parse=probability,
+        metavar="P",
+        records="at_least",
+        help="of several --N: count those in which a class has at least this probability "
+        f"(default: {_AT_LEAST})",
+    )
     alpha: float = setting(
         0.1,
         parse=probability,
@@ -70,38 +87,55 @@ class SetsSpec(AttackedSpec):
         super().__post_init__()
         if self.stages is not None:
             raise UsageError(f"sets are of one classifier, and the model is a {self.kind}")
+        if self.at_least is not None and self.n == 1:
+            raise UsageError(
+                "--at-least is not read with one noisy pass: give --N, or leave it out"
+            )
         self._set(radii=self.radii or (0.0, self.sigma / 2, self.sigma))
+        self._set(at_least=_AT_LEAST if self.n > 1 and self.at_least is None else self.at_least)
 
 
-class OnePass(VoteCounter):
-    """Answers the request of each poll, one draw, with the probabilities of the classes, float64
-    [K], in place of counts; of at most ``at_once`` images before the next are made.
+class Scores(VoteCounter):
+    """Answers the request of each poll, ``draws``, with scores of the classes [K], in place of
+    votes: probabilities, float64, or in how many draws they are ``at_least`` that, int64. Polls are
+    answered in groups of ``at_once`` before the next are made.
     """
 
     at_once: int
+    draws: int
+    at_least: float | None
 
     def run(self, polls: Iterable[Poll]) -> Iterator[Result]:
         waiting = iter(polls)
         while group := list(islice(waiting, self.at_once)):
             begun = time.perf_counter()
-            found = within_memory(partial(self._probabilities, group), self._halve)
+            found = within_memory(partial(self._scores, group), self._halve)
             seconds = (time.perf_counter() - begun) / len(group)
-            self.on_batch(len(group))
-            for poll, probabilities in zip(group, found):
+            self.on_batch(len(group) * self.draws)
+            for poll, scores in zip(group, found):
                 next(poll.voting)
                 try:
-                    poll.voting.send(probabilities)
+                    poll.voting.send(scores)
                 except StopIteration as end:
                     yield Result(poll.tag, end.value, seconds)
 
     @torch.inference_mode()
-    def _probabilities(self, group: list[Poll]) -> np.ndarray:
-        rows = [Rows(poll.streams[0], poll.image, 0, 1) for poll in group]
-        passes = [rows[start : start + self.batch] for start in range(0, len(rows), self.batch)]
-        logits = torch.cat([self.logits(each)[: len(each)].cpu().double() for each in passes])
-        if invalid := int((~logits.isfinite()).any(1).sum()):
-            raise not_finite(invalid, len(rows))
-        return logits.softmax(1).numpy()
+    def _scores(self, group: list[Poll]) -> np.ndarray:
+        part = min(self.draws, self.batch)
+        rows = [
+            Rows(poll.streams[0], poll.image, first, min(part, self.draws - first))
+            for poll in group
+            for first in range(0, self.draws, part)
+        ]
+        found = []
+        for start in range(0, len(rows), self.batch // part):
+            batch = rows[start : start + self.batch // part]
+            logits = self.logits(batch)[: sum(one.count for one in batch)].cpu().double()
+            if invalid := int((~logits.isfinite()).any(1).sum()):
+                raise not_finite(invalid, len(logits))
+            scores = logits.softmax(1)
+            found.append(scores if self.at_least is None else scores >= self.at_least)
+        return torch.cat(found).unflatten(0, (len(group), self.draws)).sum(1).numpy()
 
 
 @dataclass(frozen=True)
@@ -130,8 +164,9 @@ class ScorePolls(PredictionPolls):
         self, example: Example, columns: dict[str, Any]
     ) -> Generator[Draws, np.ndarray, dict[str, Any]]:
         """Ask for the probabilities of one image; returns the columns of its row."""
-        scores = yield Draws(1)
-        printed = {f"score_{number}": f"{one:.7g}" for number, one in enumerate(scores)}
+        scores = yield Draws(self.evaluation.spec.n)
+        form = "d" if self.evaluation.spec.n > 1 else ".7g"
+        printed = {f"score_{number}": format(one, form) for number, one in enumerate(scores)}
         return {"calibration": 0, "predict": int(scores.argmax()), **columns, **printed}
 
 
@@ -147,9 +182,10 @@ def write_scores(spec: SetsSpec) -> tuple[WrittenLog, dict[str, Any]]:
             "give more images (--max, --images), or another --calibration"
         )
     voter, batches = evaluation.last, (evaluation.batch, evaluation.device)
-    counter = OnePass([voter.form], [voter.num_classes], *batches, dtype=voter.form.dtype)
+    counter = Scores([voter.form], [voter.num_classes], *batches, dtype=voter.form.dtype)
     # A row does not wait for attacks on a whole batch.
-    counter.at_once = attack.examples_per_pass if attack else evaluation.batch
+    counter.at_once = attack.examples_per_pass if attack else max(1, evaluation.batch // spec.n)
+    counter.draws, counter.at_least = spec.n, spec.at_least
     settings = {"method": "conformal"}
     content = ScorePolls(evaluation, attack).content("scoring", settings=settings, counter=counter)
     return write_log(evaluation, content), evaluation.settings
@@ -159,7 +195,8 @@ def write_scores(spec: SetsSpec) -> tuple[WrittenLog, dict[str, Any]]:
 @torch_settings_kept()
 def conformal_sets(model: Model, images: Any, labels: Any = None, **keywords: Any) -> DataFrame:
     """Sets of classes that lack the label of an image with probability at most ``alpha``, whatever
-    attack within a radius changed the image before it got its noise (RCP1, docs/conformal.md).
+    attack within a radius changed the image before it got its noise (RCP1; BinCP with ``n`` above
+    1; docs/conformal.md).
 
         rows = smoothadv.conformal_sets(model, images, labels, sigma=0.25, radii=[0, 0.25])
         rows.groupby("radius")[["covered", "size"]].mean()

@@ -62,7 +62,7 @@ class SetsTable(Checked):
         columns = [
             Column("log", "log", "text"),
             *columns_of("text", attack="attack", radius="radius", threshold="threshold"),
-            *columns_of("count", calibration="calibrate", tested="tested"),
+            *columns_of("count", passes="passes", calibration="calibrate", tested="tested"),
             Column("wanted", "wanted", "fraction"),
             Column("coverage", f"coverage, {_LEVEL:.0%} interval", "fraction", ends=_ENDS),
             Column("size", "classes", "number"),
@@ -78,7 +78,7 @@ class SetsTable(Checked):
                 rows.append(
                     [
                         *(log.name, log.epsilon, radius, max(sets.threshold[0], 0.0)),
-                        *(len(log.table) - len(sets), len(sets)),
+                        *(log.settings["N"], len(log.table) - len(sets), len(sets)),
                         wanted if log.epsilon <= radius else None,
                         Annotated(sets.covered.mean(), interval=interval),
                         *map(float, shares),
