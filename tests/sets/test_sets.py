@@ -22,7 +22,7 @@ from support.refusals import refusal
 from support.verifier import script as script
 from support.verifier import tampered, verdict
 
-USUAL = ["--device", "cpu", "--max", 60, "--radii", 0, 0.1, "--alpha", 0.2]
+USUAL = ["--device", "cpu", "--max", 64, "--radii", 0, 0.1, "--alpha", 0.2]
 COUNTED = ["--N", 30, "--at-least", 0.05, "--batch", 20]
 PGD_OPTIONS = ["--attack", "PGD", "--epsilon", 0.1, "--num-steps", 2, "--num-noise-vec", 2]
 
@@ -93,7 +93,7 @@ def test_three_programs_find_the_same_sets(logs, name, script, capsys, tmp_path)
     table = tmp_path / "table.csv"
     succeed("analyze", "sets", logs[name], "-o", table, "-o", tmp_path / "figure.SVG")
     accepted, said = verdict(script, logs[name], capsys)
-    assert accepted and "60 of 60 rows hold" in said
+    assert accepted and "64 of 64 rows hold" in said
     kept, tested = ([row for row in rows(logs[name]) if row["calibration"] == k] for k in "10")
     own = sorted(scores_of(row)[int(row["label"])] for row in kept)
     for radius, found in zip((0, 0.1), table.read_text().splitlines()[1:]):
@@ -111,7 +111,7 @@ def test_three_programs_find_the_same_sets(logs, name, script, capsys, tmp_path)
 
 def test_function_returns_the_sets_of_the_log(logs, checkpoint):
     found = smoothadv.conformal_sets(
-        checkpoint, "digits", sigma=0.25, alpha=0.2, radii=[0, 0.1], limit=60, device="cpu"
+        checkpoint, "digits", sigma=0.25, alpha=0.2, radii=[0, 0.1], limit=64, device="cpu"
     )
     log = ScoreLog.read(logs["clean"])
     for radius, of_radius in found.groupby("radius"):
@@ -251,10 +251,10 @@ def test_refusals_name_what_is_wrong(logs, checkpoint, capsys, workplace):
 
 def test_log_that_lacks_images_is_said_to_and_shows_no_coverage(logs, script, capsys, tmp_path):
     log = tampered(logs["clean"], tmp_path / "part.tsv", lambda table, manifest: table.pop())
-    with pytest.warns(DoubtfulWarning, match="part.tsv: 59 of 60 images, unfinished"):
+    with pytest.warns(DoubtfulWarning, match="part.tsv: 63 of 64 images, unfinished"):
         ScoreLog.read(log)
     accepted, said = verdict(script, log, capsys)
-    assert not accepted and "1 of 60 images are missing" in said and "threshold" not in said
+    assert not accepted and "1 of 64 images are missing" in said and "threshold" not in said
 
 
 def test_share_of_a_log_whose_shard_is_forged_is_refused(logs, script, capsys, tmp_path):
@@ -276,6 +276,6 @@ def test_no_number_of_images_suffices_far_from_an_image(logs):
 
 def test_too_few_images_make_sets_of_all_classes_and_a_line_says_how_many(logs):
     needed = math.ceil(1 / special.ndtr(special.ndtri(0.2) - 4)) - 1
-    with pytest.warns(DoubtfulWarning, match=f"radius 1 .* at least {needed:,} images .* 33 do"):
+    with pytest.warns(DoubtfulWarning, match=f"radius 1 .* at least {needed:,} images .* 35 do"):
         sets = ScoreLog.read(logs["clean"]).sets(1.0)
     assert set(sets["size"]) == {10} and sets.covered.all()
