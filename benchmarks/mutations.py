@@ -33,7 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LIST = Path(__file__).with_suffix(".txt")
 _MUTATION = re.compile(r"(\w.*\n)((?:- .*\n)+)((?:\+ .*\n)+)(survives: .*\n)?")
-LIMIT_SECONDS = 3600
+LIMIT_SECONDS = 900
 """Tests that take longer are ended: the mutation has made them hang, which also kills it."""
 LOADED = ("pytest", "torch", "torch.fx", "numpy", "scipy.stats", "scipy.signal", "mpmath", "pandas")
 
