@@ -34,7 +34,7 @@ from smoothadv.sets.scores import ScoreLog
 from smoothadv.statistics import Draws
 from smoothadv.voting.counter import Poll, Result, VoteCounter, not_finite
 
-_AT_LEAST = 0.1
+_AT_LEAST = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
