@@ -1,4 +1,4 @@
-"""sets: conformal sets of classes that hold the label under attack, by one noisy pass per image.
+"""sets: conformal sets of classes that hold the label under attack, by noisy passes.
 `python code/sets.py --help`
 """
 

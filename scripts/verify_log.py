@@ -31,7 +31,7 @@ Or a router, the last one of the sigmas, chooses `stage`, and the class is that 
   router    as two-sided, for router_successes and router_rival, and for successes and rival
   sequential-router  the same, as sequential
 Or it has the scores of all classes of an image, whose label is in its set with probability 1 -
-alpha under any attack within each of the radii (Zargarbashi et al., 2025): thresholds and sets are
+alpha under any attack within each of the radii (RCP1 and BinCP, both 2025): thresholds and sets are
 computed anew, and their coverage is printed
   conformal  the set has the classes whose score reaches the m-th smallest score that the labels of
              n calibration images have, m <= (n + 1) Phi(Phi^-1(alpha) - r / sigma); of N draws, m
@@ -409,7 +409,7 @@ def fault_of_sets(settings, run):
     contradictions = {
         "other noise, or another number of draws, than sets have": settings["noise"]
         != "GaussianNoise"
-        or (settings["N"] > 1) != ("at_least" in settings)
+        or (1 < settings["N"] <= 4 * 10**9) != ("at_least" in settings)
         or bool({"sigmas", "sound", "threshold"} & settings.keys()),
         "no radii": not settings["radii"],
         "an attack without an epsilon": attack is not None
@@ -469,6 +469,8 @@ def binomial(draws, t):
     """(a, [P[a], P[a + 1], ...]) of Binomial(draws, t), below: P[s] / P[s - 1] = (draws - s + 1) t
     / (s (1 - t)).
     """
+    if t <= 0:
+        return 0, [ONE]
     if t >= ONE:
         return draws, [0]
     mode = min(draws, (draws + 1) * t // ONE)
@@ -887,10 +889,8 @@ class ConformalSets:
         self.scores = [f"score_{number}" for number in range(settings["num_classes"])]
         norm = ["attack_norm"] * bool(settings.get("attack"))
         first = "idx label predict correct calibration".split()
-        self.columns, self.is_counted = (
-            [*first, *norm, *self.scores, "time"],
-            "at_least" in settings,
-        )
+        self.columns = [*first, *norm, *self.scores, "time"]
+        self.is_counted = "at_least" in settings
 
     def fault(self, row):
         """Why a row cannot be; None if it can."""

@@ -14,6 +14,7 @@ from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.checkpoints import load_classifier
 from smoothadv.datasets import get_dataset
 from smoothadv.noise import GaussianNoise
+from smoothadv.sets.coverage import draws_under_attack
 from smoothadv.sets.scores import ScoreLog
 from support.commands import call, refused, rows, succeed
 from support.evaluations import key_of_log
@@ -191,12 +192,45 @@ FORGED = {
             ({"sigmas": [0.1, 0.2]}, "draws"),
             ({"sound": True}, "draws"),
             ({"at_least": 0.1}, "draws"),
+            ({"at_least": 0.1, "N": 10**16}, "draws"),
             ({"radii": []}, "no radii"),
             ({"attack": {}}, "an attack without an epsilon"),
             ({"attack": {"epsilon": "x"}}, "an attack without an epsilon"),
         )
     },
 }
+
+
+@pytest.mark.parametrize("trials", [30, 1000])
+@pytest.mark.parametrize("ratio", [0.5, 2, 8, 20])
+def test_two_programs_find_the_same_draws_under_attack(script, trials, ratio):
+    settings = {"N": trials, "sigma": 1.0, "num_classes": 2, "at_least": 0.5}
+    kind = script.ConformalSets(settings, {"images": 9, "skip": 1, "max": 9})
+    for least in (1, trials // 2, trials):
+        found = kind.draws_under_attack(least, ratio, script.ONE // 50)
+        assert found == draws_under_attack(least, trials, ratio, 1.0, 0.02)
+
+
+@pytest.mark.parametrize(
+    ("at_least", "alpha", "words"),
+    [(0.05, 0.02, "at least 55 images must calibrate"), (0.999, 0.2, "--N")],
+)
+def test_sets_of_all_classes_by_counts_say_what_would_help(
+    logs, checkpoint, at_least, alpha, words
+):
+    wanted = {"sigma": 0.25, "alpha": alpha, "radii": [0.2], "limit": 20, "n": 20}
+    with pytest.warns(DoubtfulWarning, match=words):
+        smoothadv.conformal_sets(checkpoint, "digits", **wanted, at_least=at_least, device="cpu")
+
+
+@pytest.mark.parametrize("batch", [7, 30, 100])
+def test_counts_do_not_depend_on_how_draws_fill_batches(logs, checkpoint, tmp_path, batch):
+    log = tmp_path / "other.tsv"
+    options = [*USUAL, *COUNTED[:4], *PGD_OPTIONS, "--max", 12, "--batch", batch]
+    succeed("sets", "digits", checkpoint, 0.25, log, *options)
+    pairs = zip(rows(log), rows(logs["counted"]))
+    off = sum(np.abs(np.subtract(*map(scores_of, pair))).sum() for pair in pairs)
+    assert off <= 3, "but where a probability is next to the least one"
 
 
 @pytest.mark.parametrize("score", ["1.5", "31"])

@@ -1,4 +1,4 @@
-"""sets: conformal sets of classes under attack, by one noisy pass per image."""
+"""sets: conformal sets of classes under attack, by one or more noisy passes per image."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,6 +15,8 @@ _EXAMPLES = """examples:
   python code/sets.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/sets.tsv --radii 0 0.25
   python code/sets.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/attacked.tsv \\
       --radii 0 0.25 --attack PGD --epsilon 0.25 --num-steps 20
+  python code/sets.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/counted.tsv \\
+      --radii 0 0.25 --N 100
   python code/analyze.py sets logs/sets.tsv logs/attacked.tsv -o sets.png
 The same command again continues a log. docs/conformal.md says what a set guarantees.
 """
@@ -28,7 +30,8 @@ def make_parser() -> Parser:
         epilog=_EXAMPLES,
         description="For each image a set of classes that has the label, with probability 1 - "
         "alpha, under any attack within a radius: conformal prediction by one noisy pass per image "
-        "(RCP1, Zargarbashi et al., 2025). With --attack, the images are attacked first.",
+        "(RCP1, Zargarbashi et al., 2025) or by several (BinCP, Zargarbashi and Bojchevski, 2025). "
+        "With --attack, the images are attacked first.",
     )
     add_attack(parser, EvaluationAttackOptions)
     return parser

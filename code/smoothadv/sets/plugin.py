@@ -5,7 +5,7 @@ from smoothadv.base.annexes import ANALYSES, COMMANDS, FUNCTIONS, Addition
 COMMANDS.register("sets")(
     Addition(
         "smoothadv.sets.command:main",
-        "conformal sets of classes that hold the label under attack, by one noisy pass per image",
+        "conformal sets of classes that hold the label under attack, by noisy passes",
     )
 )
 ANALYSES.register("sets")(Addition("smoothadv.sets.table:SetsTable"))

@@ -30,6 +30,7 @@ from smoothadv.sets.coverage import (
 _NEEDED = ("calibration", "seed", "alpha", "radii", "sigma", "num_classes", "noise", "N")
 _ROUNDED = 1e-6  # what the digits in the log may add to the sum
 _MOST_IMAGES = 10**9
+_MOST_DRAWS = 4 * 10**9  # as --N
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class ScoreLog:
         faults = {
             "other noise, or another number of draws, than sets have": (
                 settings["noise"] != "GaussianNoise"
-                or (settings["N"] > 1) != ("at_least" in settings)
+                or (1 < settings["N"] <= _MOST_DRAWS) != ("at_least" in settings)
                 or not others.isdisjoint(settings)
             ),
             "no radii": not settings["radii"],
@@ -119,10 +120,12 @@ class ScoreLog:
             least = draws_under_attack(int(least), self.settings["N"], radius, sigma, part)
         if least <= 0:
             reason = f"at least {needed:,} images must calibrate, and {kept.sum():,} do"
-            if needed > _MOST_IMAGES:
+            if needed > _MOST_IMAGES and not counts:
                 reason = "take a smaller radius or a larger sigma, no number of images suffices"
             if least == 0:
-                reason = "the scores of too many labels are 0, or too small"
+                reason = "the scores of too many labels are 0"
+            if least == 0 and counts:
+                reason = "take more passes (--N), another --at-least or a smaller radius"
             warn(f"{self.name}: at radius {radius:g} the sets are all classes: {reason}")
         return least
 

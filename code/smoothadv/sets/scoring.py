@@ -51,7 +51,7 @@ class SetsSpec(AttackedSpec):
         parse=positive_int,
         flag="--N",
         records="N",
-        help="noisy passes per image; from two on, scores count them (BinCP)",
+        help="noisy passes per image: 1, or about 100, which the scores then count (BinCP)",
     )
     at_least: float | None = setting(
         None,
@@ -72,7 +72,7 @@ class SetsSpec(AttackedSpec):
         parse=perturbation_size,
         records="radii",
         unit="on images in [0, 1]",
-        help="l2 norms of the attacks under which alpha holds, all by the same pass (default: 0, "
+        help="l2 norms of the attacks under which alpha holds, all by the same passes (default: 0, "
         "half of sigma, and sigma)",
     )
     calibration: float = setting(
@@ -89,7 +89,7 @@ class SetsSpec(AttackedSpec):
             raise UsageError(f"sets are of one classifier, and the model is a {self.kind}")
         if self.at_least is not None and self.n == 1:
             raise UsageError(
-                "--at-least is not read with one noisy pass: give --N, or leave it out"
+                "--at-least is not read with one noisy pass: give --N 2 or more, or leave it out"
             )
         self._set(radii=self.radii or (0.0, self.sigma / 2, self.sigma))
         self._set(at_least=_AT_LEAST if self.n > 1 and self.at_least is None else self.at_least)
@@ -111,7 +111,6 @@ class Scores(VoteCounter):
             begun = time.perf_counter()
             found = within_memory(partial(self._scores, group), self._halve)
             seconds = (time.perf_counter() - begun) / len(group)
-            self.on_batch(len(group) * self.draws)
             for poll, scores in zip(group, found):
                 next(poll.voting)
                 try:
@@ -121,21 +120,25 @@ class Scores(VoteCounter):
 
     @torch.inference_mode()
     def _scores(self, group: list[Poll]) -> np.ndarray:
-        part = min(self.draws, self.batch)
-        rows = [
-            Rows(poll.streams[0], poll.image, first, min(part, self.draws - first))
-            for poll in group
-            for first in range(0, self.draws, part)
-        ]
-        found = []
-        for start in range(0, len(rows), self.batch // part):
-            batch = rows[start : start + self.batch // part]
-            logits = self.logits(batch)[: sum(one.count for one in batch)].cpu().double()
+        """Of a group of images, [B, K]; the draws of all fill batches together."""
+        kind = torch.float64 if self.at_least is None else torch.int64
+        scores = torch.zeros(len(group), *self.num_classes, dtype=kind)
+        owners = torch.arange(len(group)).repeat_interleave(self.draws)
+        for start in range(0, len(owners), self.batch):
+            of_batch = owners[start : start + self.batch]
+            images, counts = of_batch.unique(return_counts=True)
+            rows = [
+                Rows(group[k].streams[0], group[k].image, max(0, start - k * self.draws), count)
+                for k, count in zip(images.tolist(), counts.tolist())
+            ]
+            logits = self.logits(rows)[: len(of_batch)].cpu().double()
             if invalid := int((~logits.isfinite()).any(1).sum()):
                 raise not_finite(invalid, len(logits))
-            scores = logits.softmax(1)
-            found.append(scores if self.at_least is None else scores >= self.at_least)
-        return torch.cat(found).unflatten(0, (len(group), self.draws)).sum(1).numpy()
+            found = logits.softmax(1)
+            found = found if self.at_least is None else (found >= self.at_least).long()
+            scores.index_add_(0, of_batch, found)
+            self.on_batch(len(of_batch))
+        return scores.numpy()
 
 
 @dataclass(frozen=True)
@@ -183,8 +186,9 @@ def write_scores(spec: SetsSpec) -> tuple[WrittenLog, dict[str, Any]]:
         )
     voter, batches = evaluation.last, (evaluation.batch, evaluation.device)
     counter = Scores([voter.form], [voter.num_classes], *batches, dtype=voter.form.dtype)
-    # A row does not wait for attacks on a whole batch.
-    counter.at_once = attack.examples_per_pass if attack else max(1, evaluation.batch // spec.n)
+    # Enough images to fill batches; a row does not wait for attacks on more.
+    enough = min(evaluation.batch, max(1, 4 * evaluation.batch // spec.n))
+    counter.at_once = min(enough, attack.examples_per_pass) if attack else enough
     counter.draws, counter.at_least = spec.n, spec.at_least
     settings = {"method": "conformal"}
     content = ScorePolls(evaluation, attack).content("scoring", settings=settings, counter=counter)
