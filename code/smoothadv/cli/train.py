@@ -11,7 +11,7 @@ from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.options.training import spec_of, training_parser, with_recipes
 from smoothadv.cli.runner import Options, Parser, invocation, run
 from smoothadv.models.name import STAGES
-from smoothadv.records.logs import CHECKPOINT
+from smoothadv.records.logs import CHECKPOINT_FILE
 from smoothadv.training.setup import train
 from smoothadv.training.spec import TrainSpec
 
@@ -50,12 +50,12 @@ def _train(parser: Parser, options: Options, command: Sequence[str]) -> None:
     use_threads(spec, spec.outdir if spec.existing == "resume" else None)
     if train(spec).is_first:
         what = "certify it with" if spec.route is None else _OF_ROUTER
-        print(f"saved {spec.outdir / CHECKPOINT}; {what}:\n  {_certify_command(spec)}")
+        print(f"saved {spec.outdir / CHECKPOINT_FILE}; {what}:\n  {_certify_command(spec)}")
 
 
 def _certify_command(spec: TrainSpec) -> str:
     """The command line that certifies the trained model with the sigma of its training."""
-    sigma, made = str(spec.objective.noise_sd or 0.25), str(spec.outdir / CHECKPOINT)
+    sigma, made = str(spec.objective.noise_sd or 0.25), str(spec.outdir / CHECKPOINT_FILE)
     words = invocation("certify").split()
     classifier, before = made, {name: getattr(spec, name) for name in ("denoiser", "resize")}
     if spec.timestep != RELEASED:

@@ -26,7 +26,7 @@ from smoothadv.base import plugins
 from smoothadv.base.errors import UserError, counted, escape, warn
 from smoothadv.base.files import file_digest
 from smoothadv.base.settings import settings_record
-from smoothadv.evaluation.log import Example, begun, write_log
+from smoothadv.evaluation.log import Example, checked_log, write_log
 from smoothadv.evaluation.predict import PredictionPolls, with_attack_batch
 from smoothadv.evaluation.setup import (
     Evaluation,
@@ -240,7 +240,7 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
         scores=lambda row: bool(row["flipped"]),
         keeps_images=True,
     )
-    begun(evaluation, content)
+    checked_log(evaluation, content)
     every.check_evaluation(evaluation)
     return write_log(evaluation, content), certificates
 

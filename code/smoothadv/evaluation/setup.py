@@ -164,7 +164,7 @@ class Evaluation:
             )
 
     def continuing(self, log: Path | None) -> Evaluation:
-        """The same evaluation for ``log``, with the batch with which it was begun, if it was.
+        """The same evaluation for ``log``, with the batch with which it was started, if it exists.
 
         Its digest of the logits is None until ``probed``: no pass is made for other settings.
         """

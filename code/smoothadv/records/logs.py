@@ -14,7 +14,7 @@ from smoothadv.base.files import read_json
 from smoothadv.records.manifests import CERTIFICATION_COLUMNS as CERTIFICATION_COLUMNS
 from smoothadv.records.manifests import IMAGE_SET, manifest_fault
 
-CHECKPOINT = "checkpoint.pth.tar"
+CHECKPOINT_FILE = "checkpoint.pth.tar"
 TRAINING_LOG = "log.txt"
 ARGUMENTS = "args.json"
 FALSIFICATION_LOG = "against.tsv"
@@ -54,8 +54,9 @@ FALSIFICATION_COLUMNS = (*ATTACK_COLUMNS, "certified", "radius", "flipped")
 there.
 """
 REAL_COLUMNS = frozenset({"radius", "attack_norm", "epsilon"})
-"""The columns above that hold real numbers, as those that begin with ``SCORE`` do; the others,
-except time, hold whole numbers."""
+"""The columns of logs of examples that hold real numbers, as those do whose names begin with
+``SCORE``. All others, except time, hold whole numbers: ``readers`` refuse another field there, and
+``WrittenLog.table`` makes int64 of them."""
 TRAINING_COLUMNS = (
     *(
         "epoch",

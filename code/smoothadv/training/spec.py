@@ -35,7 +35,7 @@ from smoothadv.datasets import DatasetDescription
 from smoothadv.models.checkpoint import MODULE_PREFIX
 from smoothadv.models.spec import DenoisedSpec
 from smoothadv.objectives import DataPolicy, Objective
-from smoothadv.records.logs import CHECKPOINT
+from smoothadv.records.logs import CHECKPOINT_FILE
 from smoothadv.training.execution import Execution
 from smoothadv.training.schedule import OPTIMIZERS, SHAPES, Schedule
 from smoothadv.training.trackers import TRACKERS
@@ -458,7 +458,7 @@ class TrainSpec(DenoisedSpec):
         polls = votes or (objective.TEACHER == "drops" and teacher is not None)
         flag = "--classifier" if objective.DENOISES else "--teacher"
         follows_radii = getattr(objective, "route_consistency", None) is not None
-        own, is_plain = self.outdir / CHECKPOINT, not (self.finetune_quantized or self.route)
+        own, is_plain = self.outdir / CHECKPOINT_FILE, not (self.finetune_quantized or self.route)
         is_plain = is_plain and not objective.DENOISES
         refuse_any(
             {
