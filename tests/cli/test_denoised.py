@@ -182,6 +182,7 @@ def test_what_does_not_fit_is_one_line_and_leaves_nothing(denoiser, checkpoint, 
     for command, words in [
         ([*train, "--objective", "stability"], ["needs a --classifier CHECKPOINT"]),
         ([*train, "--noise", 0], ["--noise"]),
+        ([*train, "--momentum", 0], ["adamw has none", "--optimizer is of the recipe denoiser"]),
         ([*train, "--pretrained"], ["unknown option --pretrained"]),
         (
             ["train_denoiser", "digits", "digits_resnet8", "run", "--noise", 0.25],

@@ -269,7 +269,9 @@ class LogWriter(MemoryLog):
             self._images.close()
 
     def _continue(self, settings: dict[str, Any], examples: Collection[int] | None) -> None:
-        """Find the rows that the log has, and drop a torn last row; UserError as ``read_existing``."""
+        """Find the rows that the log has, and drop a torn last row; UserError as
+        ``read_existing``.
+        """
         path, present = self.path, self._unrecorded_run or {}
         self._manifest, content, self.rows = read_existing(path, self.columns, settings, examples)
         if self.image_shape is not None and self.rows and self.rows.keys() != set(examples or ()):

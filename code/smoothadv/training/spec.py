@@ -19,6 +19,8 @@ from smoothadv.base.plugins import Plugin
 from smoothadv.base.settings import (
     EXISTING,
     INPUT_LAYER_NAMES,
+    NEAREST,
+    RELEASED,
     Checked,
     identity,
     momentum,
@@ -493,6 +495,10 @@ class TrainSpec(DenoisedSpec):
                 f"--noise 0 makes all {objective.copies} noisy copies of an image identical: leave "
                 "--num-noise-vec out, or give noise": (
                     objective.noise_sd == 0 and objective.copies > 1
+                ),
+                f"--timestep {self.timestep} finds no step of a diffusion model for --noise 0: "
+                "give noise above 0, or the number of a step": (
+                    objective.noise_sd == 0 and self.timestep in (RELEASED, NEAREST)
                 ),
                 f"{flag} {teacher} is what this training writes: name another folder": (
                     teacher is not None and teacher.resolve() == own.resolve()

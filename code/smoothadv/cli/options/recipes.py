@@ -17,7 +17,9 @@ _NEVER = "--recipe --released-behaviour --data-dir --device --seed --resume --ov
 _NEVER += ["--debug", "--plugin", "--help", "-h", "--version"]
 # What the command line may choose, and the options of recipes that then have no meaning.
 _REPLACED = {
-    ("--lr-schedule", "one-cycle"): {"--lr-step-size", "--lr-factor"},
+    ("--lr-schedule", "step"): {"--lr-rise", "--lr-end"},
+    ("--lr-schedule", "one-cycle"): {"--lr-step-size", "--lr-factor", "--lr-rise", "--lr-end"},
+    ("--lr-schedule", "cosine"): {"--lr-step-size", "--lr-factor"},
     ("--optimizer", "adamw"): {"--momentum", "--lr"},
 }
 
@@ -42,18 +44,18 @@ def recipe_words(name: str) -> list[str]:
         ) from error
 
 
-def with_recipe(
+def added_by_recipe(
     parser: Parser,
     options: Options,
     name: str,
     readable: Callable[[Options], set[str]],
     general: Collection[str],
 ) -> Options:
-    """The options, with those of a recipe added where the command line does not give them.
+    """The options of a recipe that the command line does not give.
 
-    Only those in ``readable(options)`` are added, since a recipe may serve several objectives and
-    attacks; a warning where none of its options is but the ``general`` ones. A usage error where it
-    has options of other commands.
+    Only those in ``readable(options)`` are among them, since a recipe may serve several objectives
+    and attacks; a warning where none of its options is but the ``general`` ones. A usage error
+    where it has options of other commands.
     """
     words = recipe_words(name)
     # A denoiser is not attacked.
@@ -73,4 +75,4 @@ def with_recipe(
     for (flag, value), replaced in _REPLACED.items():
         if options.get(flag) == value:
             known -= replaced
-    return {**{flag: value for flag, value in recipe.items() if flag in known}, **options}
+    return {flag: recipe[flag] for flag in recipe if flag in known - options.keys()}

@@ -1,8 +1,10 @@
 """Options of the training commands, and the specification that they describe."""
 
 import argparse
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +20,7 @@ from smoothadv.cli.options.attack import (
     flags_of,
     in_256ths,
 )
-from smoothadv.cli.options.recipes import DENOISING_RECIPE, RELEASED, recipe_names, with_recipe
+from smoothadv.cli.options.recipes import DENOISING_RECIPE, RELEASED, added_by_recipe, recipe_names
 from smoothadv.cli.options.shared import say_what_is_certified
 from smoothadv.cli.runner import (
     Options,
@@ -138,9 +140,24 @@ def _of_denoiser(one: Setting) -> Setting:
     return one
 
 
-def with_recipes(parser: Parser, options: Options, command: str) -> Options:
-    """The options with those of the recipes added. The command line comes first, then --recipe,
-    then --released-behaviour.
+@contextlib.contextmanager
+def training_of(parser: Parser, options: Options, command: Sequence[str]) -> Iterator[TrainSpec]:
+    """The specification that the options of a ``command``, like ("smoothadv", "train"), describe
+    with those of recipes. Within this context, a usage error says which of the options that it
+    names are of a recipe.
+    """
+    options, recipes = with_recipes(parser, options, command[1])
+    try:
+        yield spec_of(options, command)
+    except UsageError as error:
+        named = {*re.findall(r"--[\w-]+", str(error))}
+        own = [f"; {flag} is of the recipe {recipes[flag]}" for flag in recipes if flag in named]
+        raise UsageError(f"{error}{''.join(own)}") from error
+
+
+def with_recipes(parser: Parser, options: Options, command: str) -> tuple[Options, dict[str, str]]:
+    """The options with those of the recipes added, and the recipe that each of these is of. The
+    command line comes first, then --recipe, then --released-behaviour.
     """
     names = [options["--recipe"]] if "--recipe" in options else []
     if RELEASED in names:
@@ -157,15 +174,18 @@ def with_recipes(parser: Parser, options: Options, command: str) -> Options:
     default = {"--objective": name}
     general = {one.flag for one in _spec_settings(objectives is DENOISING)}
     general.add("--warmup")  # the paper's recipes have it, and serve Gaussian noise too
+    recipes: dict[str, str] = {}
     for name in names:
-        options = with_recipe(
+        added = added_by_recipe(
             parser,
             options,
             name,
             lambda given: _readable({**default, **given}, objectives),
             general,
         )
-    return {**default, **options}
+        recipes |= dict.fromkeys(added, name)
+        options = {**added, **options}
+    return {**default, **options}, recipes
 
 
 def _readable(options: Options, objectives: Registry[type[Objective]]) -> set[str]:
