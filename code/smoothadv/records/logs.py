@@ -99,6 +99,10 @@ DENOISER = "denoiser"
 lies.
 """
 
+# What messages call the denoiser of a log, and that of a training.
+_DENOISERS = {f"{DENOISER}.sha256": "--denoiser", "behind.sha256": "--denoiser"}
+# The step of a denoiser, the training of a checkpoint, and the digest of all of a classifier.
+_FOLLOWS = rf"({DENOISER}|behind)\.(?!sha256|library).*|training(\..*)?|{CLASSIFIER}"
 _OTHER_PLACE = "another processor, instruction set, library or way to run the classifier"
 _MANIFEST, _SHARDS = ".manifest.json", ".shards"
 
@@ -213,14 +217,17 @@ def tsv(columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
 
 def differing_fields(before: dict[str, Any], now: dict[str, Any]) -> str:
     """ "sigma was 0.25, now 0.5; ..." for the fields in which two records differ, "" if none; of
-    digests and long lists of indices the beginnings.
+    digests and long lists of indices the beginnings. What only follows from others is left out.
     """
     # Through JSON, where a tuple is a list, since the earlier record may come from there.
     before, now = (flat(json.loads(json.dumps(record))) for record in (before, now))
-    differing = (field for field in {**before, **now} if before.get(field) != now.get(field))
+    differing = [field for field in {**before, **now} if before.get(field) != now.get(field)]
+    is_other_denoiser = not _DENOISERS.keys().isdisjoint(differing)
+    follows = re.compile(_FOLLOWS + "|timestep" * is_other_denoiser)
     return "; ".join(
-        f"{field} was {_brief(before.get(field))}, now {_brief(now.get(field))}"
-        for field in differing
+        f"{_DENOISERS.get(field, field)} was {_brief(before.get(field))}, now "
+        f"{_brief(now.get(field))}"
+        for field in [one for one in differing if not follows.fullmatch(one)] or differing
     )
 
 
