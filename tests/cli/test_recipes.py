@@ -312,30 +312,25 @@ def test_without_it_nothing_of_the_released_behaviour_is_on(compose):
 
 
 FT_CADIS = ["--recipe", "ft-cadis-cifar10", "--resize", 8]
-IN_256THS = (
-    "--released-behaviour --attack PGD --epsilon 128 --num-steps 1 --num-noise-vec 4".split()
-)
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "flag", "recipe"),
+    ("options", "flag", "recipe"),
     [
-        ("train", [*FT_CADIS, "--epochs", 2], "--lr-rise", "ft-cadis-cifar10"),
-        ("train", [*FT_CADIS, "--optimizer", "sgd"], "--layer-decay", "ft-cadis-cifar10"),
-        ("train", ["--recipe", "fast", "--lr-factor", 1], "--lr-schedule", "fast"),
-        ("train", ["--recipe", "router"], "--route-labels", "router"),
+        ([*FT_CADIS, "--epochs", 2], "--lr-rise", "ft-cadis-cifar10"),
+        ([*FT_CADIS, "--optimizer", "sgd"], "--layer-decay", "ft-cadis-cifar10"),
+        (["--recipe", "fast", "--lr-factor", 1], "--lr-schedule", "fast"),
+        (["--recipe", "router"], "--route-consistency", "router"),
         (
-            "train",
-            [*IN_256THS, "--objective", "smoothadv", "--batch", 3],
+            "--released-behaviour --objective smoothadv --attack PGD --epsilon 128 --num-steps 1 "
+            "--num-noise-vec 4 --batch 3".split(),
             "--split-updates",
             RELEASED,
         ),
     ],
 )
-def test_refusal_says_which_option_is_of_a_recipe(compose, kind, options, flag, recipe):
-    outcome = compose(kind, *options)
-    assert_refused(outcome, f"{flag} is of the recipe {recipe}")
-    assert all(f"{word} is of" not in outcome.err for word in options)
+def test_refusal_says_last_which_options_are_of_a_recipe(compose, options, flag, recipe):
+    assert_refused(compose("train", *options), f"; {flag} is of the recipe {recipe} (see ")
 
 
 @pytest.mark.parametrize(
