@@ -10,7 +10,7 @@ import pytest
 
 from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.cli import train, train_pgd
-from smoothadv.cli.options.recipes import RELEASED, recipe_names
+from smoothadv.cli.options.recipes import RELEASED_RECIPE, recipe_names
 from smoothadv.cli.options.training import training_of, with_recipes
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.training.run import TrainingSetup
@@ -86,7 +86,7 @@ def test_packaged_recipes_are_known_by_their_names():
     """The recipe of the released behaviour has a separate option, since it also changes the unit of
     epsilon.
     """
-    assert sorted([*recipe_names(), RELEASED]) == sorted(
+    assert sorted([*recipe_names(), RELEASED_RECIPE]) == sorted(
         path.stem for path in PACKAGED.glob("*.txt")
     )
     assert set(recipe_names()) >= {
@@ -325,7 +325,7 @@ FT_CADIS = ["--recipe", "ft-cadis-cifar10", "--resize", 8]
             "--released-behaviour --objective smoothadv --attack PGD --epsilon 128 --num-steps 1 "
             "--num-noise-vec 4 --batch 3".split(),
             "--split-updates",
-            RELEASED,
+            RELEASED_RECIPE,
         ),
     ],
 )

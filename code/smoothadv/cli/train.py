@@ -48,10 +48,9 @@ def train_command(
 def _train(parser: Parser, options: Options, command: Sequence[str]) -> None:
     with training_of(parser, options, command) as spec:
         use_threads(spec, spec.outdir if spec.existing == "resume" else None)
-        is_first = train(spec).is_first
-    if is_first:
-        what = "certify it with" if spec.route is None else _OF_ROUTER
-        print(f"saved {spec.outdir / CHECKPOINT_FILE}; {what}:\n  {_certify_command(spec)}")
+        if train(spec).is_first:
+            what = "certify it with" if spec.route is None else _OF_ROUTER
+            print(f"saved {spec.outdir / CHECKPOINT_FILE}; {what}:\n  {_certify_command(spec)}")
 
 
 def _certify_command(spec: TrainSpec) -> str:

@@ -110,8 +110,7 @@ class Certificates:
             sound = {"sound": bool(self.settings.get("sound"))}
             recorded |= {records.LOGITS: self.settings[records.LOGITS], **sound}
             now |= {records.LOGITS: digest, **sound}
-        difference = records.differing_settings(recorded, now)
-        if difference:
+        if difference := records.differing_settings(recorded, now):
             raise UserError(f"{self.path} certifies something else: {difference}")
         records.warn_of_other_logits(self.path, recorded, now)
         for plugin in plugins.changed(self.settings.get("plugins")):

@@ -16,12 +16,12 @@ import torch
 from smoothadv.attacks import StagedAttack
 from smoothadv.base.devices import to_host
 from smoothadv.base.errors import UserError, counted
-from smoothadv.base.files import refuse_to_replace, reserved
+from smoothadv.base.files import reserved
 from smoothadv.base.progress import Progress
 from smoothadv.evaluation.setup import Evaluation
 from smoothadv.evaluation.shards import Shard, check_siblings, gather, is_merged, remove_shards
 from smoothadv.noise.scale import with_exact_levels
-from smoothadv.records.logs import IMAGES, LOG, differing_settings, shard_folder, shards_of
+from smoothadv.records.logs import IMAGES, differing_settings, shard_folder, shards_of
 from smoothadv.records.writer import (
     LogWriter,
     MemoryLog,
@@ -98,8 +98,9 @@ def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
             finish_images(log, evaluation.dataset.description.image_shape)
         evaluation.processes.wait()
     attack_batch = None if content.attack is None else content.attack.batch
-    batches = evaluation.batch, attack_batch
-    return WrittenLog(log or Path(), content.columns, rows, is_whole, *batches)
+    return WrittenLog(
+        log or Path(), content.columns, rows, is_whole, evaluation.batch, attack_batch
+    )
 
 
 def checked_log(
@@ -177,11 +178,8 @@ def _write_by_all_processes(
 
 def _begin_anew(log: Path, existing: str) -> None:
     """Remove a log and its shards; UserError where they exist and must not be overwritten."""
-    if existing == "refuse" and (log.exists() or shards_of(log)):
-        raise UserError(
-            f"{log} exists already: add --resume to continue it or --overwrite to start it anew"
-        )
-    refuse_to_replace(log, *LOG)
+    for path in (log, *shards_of(log)):
+        check_path(path, existing)
     with reserved(log):
         forget_images(log)
         log.unlink(missing_ok=True)

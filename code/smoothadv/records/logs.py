@@ -104,7 +104,10 @@ _DENOISERS = {f"{DENOISER}.sha256": "--denoiser", "behind.sha256": "--denoiser"}
 # The step of a denoiser, the training of a checkpoint, and the digest of all of a classifier.
 _FOLLOWS = rf"({DENOISER}|behind)\.(?!sha256|library).*|training(\..*)?|{CLASSIFIER}"
 _OTHER_PLACE = "another processor, instruction set, library or way to run the classifier"
-_MANIFEST, _SHARDS = ".manifest.json", ".shards"
+MANIFEST, SHARDS = (
+    ".manifest.json",
+    ".shards",
+)  # so end their names; shards are no logs of their own
 
 
 def _beside(log: Path, *, ending: str, instead_of: str = "") -> Path:
@@ -112,21 +115,16 @@ def _beside(log: Path, *, ending: str, instead_of: str = "") -> Path:
     return log.with_name(log.name.removesuffix(instead_of) + ending)
 
 
-manifest_path = partial(_beside, ending=_MANIFEST)
+manifest_path = partial(_beside, ending=MANIFEST)
 examples_path = partial(_beside, ending=".npz", instead_of=".tsv")
 """The path of the adversarial examples of a finished log."""
 spool_path = partial(_beside, ending=".examples")
 """The path of the adversarial examples while their log is written."""
 pictures_folder = partial(_beside, ending=".pictures", instead_of=".tsv")
-shard_folder = partial(_beside, ending=_SHARDS)
+shard_folder = partial(_beside, ending=SHARDS)
 """The folder of a log's shards until they are merged."""
 SHARD_NAME = re.compile(r"\d+-of-\d+\.tsv")
 """What a shard is called; what lies beside it has a longer name."""
-
-
-def is_manifest(path: Path) -> bool:
-    """Whether the file's name is that of a manifest."""
-    return path.name.endswith(_MANIFEST)
 
 
 def attacked_log(folder: Path, epsilon: float) -> Path:
@@ -139,13 +137,6 @@ def shards_of(log: Path) -> list[Path]:
     """The existing shards of a log, in their order."""
     folder = shard_folder(log)
     return sorted(path for path in folder.glob("*.tsv") if SHARD_NAME.fullmatch(path.name))
-
-
-def is_shard_folder(name: str) -> bool:
-    """Whether this is the name of a folder of shards: parts of a log, which must not be analysed as
-    logs.
-    """
-    return name.endswith(_SHARDS)
 
 
 def recorded_settings(log: Path) -> dict[str, Any]:

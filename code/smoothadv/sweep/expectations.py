@@ -123,8 +123,8 @@ class CommandReader:
 
     def _training(self, words: Sequence[str]) -> tuple[TrainSpec, DatasetDescription, Schedule]:
         parser = self._parser(words[0], _RELEASED in words)
-        given = vars(parser.parse_args(words[1:]))
-        with training_of(parser, given, ["smoothadv", *words]) as spec:
+        options = parser.parse_args(words[1:])
+        with training_of(parser, vars(options), ["smoothadv", *words]) as spec:
             description = spec.augmented(self._described(spec.dataset_name, spec.data_dir))
             schedule = spec.schedule.schedule(description, spec.objective.copies)
         return spec, description, schedule

@@ -8,13 +8,15 @@ from smoothadv.base.errors import UsageError, UserError, warn
 from smoothadv.cli.runner import Options, Parser, reading
 
 _FOLDER = Path(__file__).parents[2] / "recipes"
-RELEASED = "released-behaviour"
+RELEASED_RECIPE = "released-behaviour"
 DENOISING_RECIPE = "denoiser"
 """The recipe of denoisers where neither a recipe nor an optimizer is named: with the learning rate
 of classifiers, they diverge."""
 # A recipe says how to train, not on which data or in which place.
-_NEVER = "--recipe --released-behaviour --data-dir --device --seed --resume --overwrite".split()
-_NEVER += ["--debug", "--plugin", "--help", "-h", "--version"]
+_NEVER = (
+    "--recipe --released-behaviour --data-dir --device --seed --resume --overwrite --debug "
+    "--plugin --help -h --version"
+).split()
 # What the command line may choose, and the options of recipes that then have no meaning.
 _REPLACED = {
     ("--lr-schedule", "step"): {"--lr-rise", "--lr-end"},
@@ -26,7 +28,7 @@ _REPLACED = {
 
 def recipe_names() -> list[str]:
     """The recipes that come with the package, for --recipe."""
-    return sorted(path.stem for path in _FOLDER.glob("*.txt") if path.stem != RELEASED)
+    return sorted(path.stem for path in _FOLDER.glob("*.txt") if path.stem != RELEASED_RECIPE)
 
 
 def recipe_words(name: str) -> list[str]:
@@ -66,8 +68,8 @@ def added_by_recipe(
         for word in words:
             if word.partition("=")[0] in _NEVER:
                 raise UsageError(f"{word.partition('=')[0]} is no part of a recipe")
-        positional = [options["dataset"], options["arch"], str(options["outdir"])]
-        recipe = vars(parser.parse_args([*positional, *words]))
+        places = (str(options[name]) for name in ("dataset", "arch", "outdir"))
+        recipe = vars(parser.parse_args([*places, *words]))
     known = readable({**recipe, **options})
     settings = [flag for flag in recipe if flag.startswith("--") and flag not in general]
     if settings and not known.intersection(settings):

@@ -20,7 +20,12 @@ from smoothadv.cli.options.attack import (
     flags_of,
     in_256ths,
 )
-from smoothadv.cli.options.recipes import DENOISING_RECIPE, RELEASED, added_by_recipe, recipe_names
+from smoothadv.cli.options.recipes import (
+    DENOISING_RECIPE,
+    RELEASED_RECIPE,
+    added_by_recipe,
+    recipe_names,
+)
 from smoothadv.cli.options.shared import say_what_is_certified
 from smoothadv.cli.runner import (
     Options,
@@ -41,8 +46,10 @@ _CLASSIFIER = (
     "the frozen classifier behind the denoiser, a checkpoint or a network by name, like "
     "timm:resnet18: stability needs it, with mse it is for the log only"
 )
-_OF_CLASSIFIERS = "pretrained weights finetune_quantized teacher_draws teacher_noise".split()
-_OF_CLASSIFIERS += ["denoiser", "timestep", "resize", "lora", "route_labels", "route_weights"]
+_OF_CLASSIFIERS = (
+    "pretrained weights finetune_quantized teacher_draws teacher_noise denoiser timestep resize "
+    "lora route_labels route_weights"
+).split()
 _OF_TEACHER = {"--teacher", "--teacher-draws", "--teacher-noise"}
 _WITH_ATTACK = {"--warmup", "--warmup-from-first-epoch", "--base-attack"}
 """Settings of objectives that do without an attack, and that only an attack reads."""
@@ -102,8 +109,7 @@ def training_parser(name: str, about: str, examples: str, arguments: Sequence[st
     for kind in (chosen, *objectives.values()):
         add_settings(group_of(parser, "objective"), options_of(kind))
     if not is_denoiser:
-        is_released = "--released-behaviour" in arguments
-        adapt = in_256ths if is_released else lambda one: one
+        adapt = in_256ths if "--released-behaviour" in arguments else lambda one: one
         add_attack(parser, AttackOptions, adapt)
     add_settings(parser, _spec_settings(is_denoiser))
     shown = flags_of(chosen)
@@ -150,8 +156,11 @@ def training_of(parser: Parser, options: Options, command: Sequence[str]) -> Ite
     try:
         yield spec_of(options, command)
     except UsageError as error:
-        named = {*re.findall(r"--[\w-]+", str(error))}
-        own = [f"; {flag} is of the recipe {recipes[flag]}" for flag in recipes if flag in named]
+        own = [
+            f"; {flag} is of the recipe {name}"
+            for flag, name in recipes.items()
+            if re.search(rf"{flag}(?![\w-])", str(error))
+        ]
         raise UsageError(f"{error}{''.join(own)}") from error
 
 
@@ -160,12 +169,13 @@ def with_recipes(parser: Parser, options: Options, command: str) -> tuple[Option
     command line comes first, then --recipe, then --released-behaviour.
     """
     names = [options["--recipe"]] if "--recipe" in options else []
-    if RELEASED in names:
+    if RELEASED_RECIPE in names:
         raise UsageError(
-            f"--recipe {RELEASED}: write --{RELEASED}, which also counts --epsilon in 1/256"
+            f"--recipe {RELEASED_RECIPE}: write --{RELEASED_RECIPE}, which also counts --epsilon "
+            "in 1/256"
         )
     if "--released-behaviour" in options:
-        names.append(RELEASED)
+        names.append(RELEASED_RECIPE)
     objectives, name = OBJECTIVES_OF[command]
     if objectives is DENOISING and not {"--recipe", "--optimizer", "--lr"} & options.keys():
         names.append(DENOISING_RECIPE)
