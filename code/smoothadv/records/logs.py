@@ -107,7 +107,7 @@ _OTHER_PLACE = "another processor, instruction set, library or way to run the cl
 MANIFEST, SHARDS = (
     ".manifest.json",
     ".shards",
-)  # so end their names; shards are no logs of their own
+)  # shards are no logs of their own
 
 
 def _beside(log: Path, *, ending: str, instead_of: str = "") -> Path:
