@@ -156,6 +156,7 @@ def row_checks(row: Any, settings: dict[str, Any], is_selected: Any) -> dict[str
     sigma = settings["sigma"]
     if "sigmas" in settings:
         sigma = sum((row["stage"] == k) * each for k, each in enumerate(settings["sigmas"], 1))
+    # Without a grid of radii, a sample is fixed: only abstentions have fewer draws.
     is_decided = (trials > 0) if "radii" in settings else (trials == n)
     checks = {
         "its image is not among those selected": is_selected,

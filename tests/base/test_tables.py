@@ -52,8 +52,9 @@ def test_rows_are_computed_once_and_again_where_their_file_is_damaged(tmp_path, 
 
 
 def test_other_settings_have_rows_of_their_own(tmp_path, computed):
-    for change in ({}, {"sigma": 0.25}, {"n": 2999}, {"alpha": 2e-3}, {"noise_distance": 1e-9}):
+    for change in ({}, {"sigma": 0.25}, {"n": 2999}, {"alpha": 1.001e-3}, {"noise_distance": 1e-9}):
         tables(**change)
+    assert tables(alpha=1.001e-3)[0] == tables()[0], "the level alone is another one"
     assert len(computed) == 15 and len([*tmp_path.iterdir()]) == 5
     tables(n0=10)
     assert len(computed) == 15, "n0 has no part in them"

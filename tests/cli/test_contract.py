@@ -337,6 +337,8 @@ def test_torchrun_starts_anew_only_when_told(command, warm, workplace, start, wh
     assert [each.returncode for each in done] == [0, 0], done
     before = snapshot(workplace)
     assert warm.run_workers(2, command("exact"), workplace)[0].returncode == 0
+    said = [one.stdout for one in warm.run_workers(2, command("exact", "--dry-run"), workplace)]
+    assert said == ["nothing is left to be done: log.tsv has 21 rows\n", ""]
     assert snapshot(workplace) == before, "a finished log is left alone"
     assert_equal(workplace, whole("exact"), "exact")
 

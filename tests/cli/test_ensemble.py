@@ -99,5 +99,5 @@ def test_functions_take_an_ensemble_and_members_warn_of_another_sigma(
     )
     assert (
         outcome.code == 0
-        and outcome.err.count("was trained with noise 0.25; it is being smoothed with 0.5") == 3
+        and outcome.err.count("was trained with noise 0.25; here it gets noise 0.5") == 3
     )

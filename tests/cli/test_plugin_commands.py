@@ -276,8 +276,11 @@ def test_gradients_and_formats_of_a_plug_in_can_be_named(workplace, checkpoint, 
     finally:
         ESTIMATORS.pop("mine", None)
     summary = ["analyze", "summary", "logs/shapes.tsv", "--format", "count", *mine]
-    outcome = call(capsys, *summary)
-    assert (outcome.code, outcome.out.strip()) == (0, "1 rows")
+    Path("tiny.toml").write_text(GRID)
+    status = ["sweep", "status", "tiny.toml", "--device", "cpu", "--format", "count", *mine]
+    for one, text in ((summary, "1 rows"), (status, "2 rows")):
+        outcome = call(capsys, *one)
+        assert (outcome.code, outcome.out.strip()) == (0, text), outcome
     Path("notes").write_text("of mine")
     for _ in range(2):
         assert call(capsys, *summary, "-o", "table").code == 0

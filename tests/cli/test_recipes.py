@@ -10,8 +10,8 @@ import pytest
 
 from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.cli import train, train_pgd
-from smoothadv.cli.options.recipes import RELEASED, recipe_names
-from smoothadv.cli.options.training import spec_of, with_recipes
+from smoothadv.cli.options.recipes import RELEASED_RECIPE, recipe_names
+from smoothadv.cli.options.training import training_of, with_recipes
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.training.run import TrainingSetup
 from support.commands import Outcome, call, refused, succeed
@@ -86,7 +86,7 @@ def test_packaged_recipes_are_known_by_their_names():
     """The recipe of the released behaviour has a separate option, since it also changes the unit of
     epsilon.
     """
-    assert sorted([*recipe_names(), RELEASED]) == sorted(
+    assert sorted([*recipe_names(), RELEASED_RECIPE]) == sorted(
         path.stem for path in PACKAGED.glob("*.txt")
     )
     assert set(recipe_names()) >= {
@@ -311,6 +311,44 @@ def test_without_it_nothing_of_the_released_behaviour_is_on(compose):
     )
 
 
+FT_CADIS = ["--recipe", "ft-cadis-cifar10", "--resize", 8]
+
+
+@pytest.mark.parametrize(
+    ("options", "flag", "recipe"),
+    [
+        ([*FT_CADIS, "--epochs", 2], "--lr-rise", "ft-cadis-cifar10"),
+        ([*FT_CADIS, "--optimizer", "sgd"], "--layer-decay", "ft-cadis-cifar10"),
+        (["--recipe", "fast", "--lr-factor", 1], "--lr-schedule", "fast"),
+        (["--recipe", "router"], "--route-consistency", "router"),
+        (
+            "--released-behaviour --objective smoothadv --attack PGD --epsilon 128 --num-steps 1 "
+            "--num-noise-vec 4 --batch 3".split(),
+            "--split-updates",
+            RELEASED_RECIPE,
+        ),
+    ],
+)
+def test_refusal_says_last_which_options_are_of_a_recipe(compose, options, flag, recipe):
+    assert_refused(compose("train", *options), f"; {flag} is of the recipe {recipe} (see ")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "shape", "left_out"),
+    [
+        ("--lr-schedule cosine --lr-rise 2", "step", "rise"),
+        ("--lr-schedule cosine --lr-end 0.01", "one-cycle", "end"),
+        ("--lr-step-size 3", "one-cycle", "step"),
+        ("--lr-factor 0.2", "cosine", "factor"),
+    ],
+)
+def test_recipe_leaves_out_what_another_schedule_lacks(
+    compose, write_recipe, recipe, shape, left_out
+):
+    composed = compose("train", "--recipe", write_recipe(recipe), "--lr-schedule", shape)
+    assert getattr(composed.spec.schedule, f"learning_rate_{left_out}") is None
+
+
 @pytest.mark.parametrize(
     ("batch", "copies", "each"), [(256, 8, 32), (10, 4, 2), (4, 4, 1), (128, 1, 128)]
 )
@@ -337,9 +375,8 @@ def test_recipe_says_how_attacks_compute_gradients(workplace, words, flag, estim
     parser = train_pgd.make_parser([])
     line = "digits digits_resnet8 run --noise 0.25 --attack PGD --epsilon 1 --num-steps 2 --recipe"
     given = vars(parser.parse_args([*line.split(), "gradients.txt"]))
-    options = with_recipes(parser, given, "train_pgd")
-    attack = spec_of(options, ["smoothadv", "train_pgd"]).objective.gradient_attack
-    assert type(attack.estimator).__name__ == estimator
+    with training_of(parser, given, ["smoothadv", "train_pgd"]) as spec:
+        assert type(spec.objective.gradient_attack.estimator).__name__ == estimator
     parser, line = train.make_parser([]), "digits digits_resnet8 run --noise 0.25 --recipe"
     with pytest.warns(DoubtfulWarning, match=f"nothing reads {flag} .*--attack"):
         with_recipes(parser, vars(parser.parse_args([*line.split(), "gradients.txt"])), "train")
@@ -348,5 +385,5 @@ def test_recipe_says_how_attacks_compute_gradients(workplace, words, flag, estim
 def test_objective_is_that_of_the_command_where_denoisers_have_one_of_its_name():
     parser = train.make_parser([])
     words = "digits digits_resnet8 run --noise 0.25 --objective stability".split()
-    options = with_recipes(parser, vars(parser.parse_args(words)), "train")
-    assert type(spec_of(options, ["smoothadv", "train"]).objective) is OBJECTIVES["stability"]
+    with training_of(parser, vars(parser.parse_args(words)), ["smoothadv", "train"]) as spec:
+        assert type(spec.objective) is OBJECTIVES["stability"]

@@ -253,6 +253,10 @@ SHORT = ["--device", "cpu", "--epochs", 1, "--steps-per-epoch", 1]
         ([*PGD, "--weight-decay-end", -1], ["--weight-decay-end", "'-1'"]),
         ([*PGD, "--timestep", "nearest"], ["--timestep", "--denoiser openai:FILE"]),
         ([*PGD, "--denoiser", "d.pth.tar", "--timestep", 3], ["--timestep", "openai:FILE"]),
+        *(
+            ([*PGD, "--noise", 0, "--denoiser", "openai:x", *step], ["--noise 0", "--timestep"])
+            for step in ([], ["--timestep", "nearest"])
+        ),
         ([*PGD, "--resize", 0], ["--resize", "'0'"]),
         ([*PGD, "--resize", "16:nearest"], ["--resize", "'nearest'", "bicubic"]),
         ([*PGD, "--lora", 0], ["--lora", "'0'"]),

@@ -17,7 +17,7 @@ from smoothadv.analysis.logs import Log, Logs, group_by, sizes_of
 from smoothadv.base.errors import UserError, counted, escape
 from smoothadv.base.progress import Progress
 from smoothadv.base.tables import kept_rows
-from smoothadv.records.logs import DENOISER, is_manifest, is_shard_folder
+from smoothadv.records.logs import DENOISER, MANIFEST, SHARDS
 from smoothadv.records.manifests import IMAGE_SET, METHODS
 from smoothadv.records.readers import READERS, DataFrame, kind_of_log, resembles_log
 from smoothadv.statistics import ABSTAIN, COUNT_COLUMNS, Procedure
@@ -122,7 +122,7 @@ def _find(argument: str, left_out: list[str]) -> list[_Found]:
     return [
         _Found(path, group or place, bool(group))
         for path in files
-        if not is_manifest(path) and not any(map(is_shard_folder, path.parts))
+        if not (path.name.endswith(MANIFEST) or any(part.endswith(SHARDS) for part in path.parts))
     ]
 
 

@@ -65,9 +65,8 @@ def device_of_run(
     device, gpus = run.device or default_device(), []
     if torch.cuda.is_available():  # the driver may count GPUs that PyTorch cannot use
         gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-    rank, needed = processes.local_rank, 1
-    if rank is not None:
-        needed = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    rank = processes.local_rank
+    needed = 1 if rank is None else int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     if rank is not None and device.type == "cuda" and device.index is None:
         device = gpus[rank % len(gpus)]
     if run.device is not None:
@@ -236,5 +235,4 @@ def batch_that_fits(
         free_bytes / 2 / max(bytes_per_image, 1.0),
         _MOST_ELEMENTS / max(elements_per_image, 1.0),
     )
-    most = max(1.0, most)
-    return 2 ** (int(most).bit_length() - 1)
+    return 2 ** (max(1, int(most)).bit_length() - 1)

@@ -77,7 +77,10 @@ def load(name: str | Path, is_installed: bool = False) -> Plugin:
         raise UserError(f"{failure}it was imported before, or another module '{module}' was")
     try:
         run()
-        provides = tuple(filter(_is_foreign, REGISTRATIONS[registered:]))
+        # It may be the first to import a part of this package, which registers its own.
+        provides = tuple(
+            one for one in REGISTRATIONS[registered:] if one.module.partition(".")[0] != "smoothadv"
+        )
         if not provides:
             raise UserError("it registers nothing; docs/plugins.md shows what it must hold")
         for one in provides:
@@ -234,10 +237,3 @@ def _file(name: str) -> _Found:
         exec(compile(content, path, "exec", dont_inherit=True), vars(module))
 
     return path.name, digest([content]), module.__name__, run
-
-
-def _is_foreign(one: Registration) -> bool:
-    """Whether a plug-in registered it, not a part of this package that the plug-in was the first to
-    import.
-    """
-    return one.module.partition(".")[0] != __name__.partition(".")[0]

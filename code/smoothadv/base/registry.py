@@ -4,7 +4,7 @@ import difflib
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -77,13 +77,11 @@ REGISTRATIONS: list[Registration] = []
 """Whatever was registered, in any registry, in this order; also what was removed since."""
 
 
-def discover(package: str, path: list[str], without: Collection[str] = ()) -> None:
+def discover(package: str, path: list[str]) -> None:
     """Import every module of a package, so that each file's registrations take effect.
 
     A package calls ``discover(__name__, __path__)`` at the end of its ``__init__``: to add a
-    component, add one file. The modules ``without`` are not imported: they register nothing and
-    take long to load.
+    component, add one file.
     """
     for module in pkgutil.iter_modules(path):
-        if module.name not in without:
-            importlib.import_module(f"{package}.{module.name}")
+        importlib.import_module(f"{package}.{module.name}")

@@ -136,8 +136,11 @@ noise_level = number(
 )
 """Parses a standard deviation >= 0 on images in [0, 1]; the paper uses 0.12 to 1.0."""
 _LARGEST_L2 = 32.0
-_L2 = "an l2 norm: write a number like 0.25 or a fraction like 64/255"
-l2_norm = number(_quotient, _L2, lambda v: v >= 0)
+l2_norm = number(
+    _quotient,
+    "an l2 norm: write a number like 0.25 or a fraction like 64/255",
+    lambda v: v >= 0,
+)
 _in_256ths = number(float, "a number of 1/256, like 64 for an l2 norm of 0.25", lambda v: v >= 0)
 
 

@@ -39,7 +39,7 @@ from smoothadv.base.settings import (
     takes,
 )
 from smoothadv.cards.card import AVERAGE, LEVEL, PER_UNIT, Card, kept_radius, read_card, shares
-from smoothadv.records.logs import is_manifest
+from smoothadv.records.logs import MANIFEST
 from smoothadv.records.manifests import IMAGE_SET
 
 _HOW_TO_READ = (
@@ -184,7 +184,7 @@ def _read(places: Sequence[str]) -> list[Card]:
     for place in places:
         is_folder = Path(place).is_dir()
         found = Path(place).glob("*.json") if is_folder else map(Path, glob.glob(place))
-        ordered = sorted(path for path in found if not is_manifest(path))
+        ordered = sorted(path for path in found if not path.name.endswith(MANIFEST))
         if not ordered:
             raise UserError(f"{place} is no card, and no folder or glob of cards")
         paths |= dict.fromkeys(ordered)

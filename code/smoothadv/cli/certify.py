@@ -25,7 +25,7 @@ from smoothadv.cli.runner import (
     refuse_foreign_settings,
     run,
 )
-from smoothadv.evaluation.specs import CertifySpec, VerifySpec, procedure_name
+from smoothadv.evaluation.specs import CertifySpec, VerifySpec, method_of
 from smoothadv.models.name import STAGES
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import PROCEDURES
@@ -68,7 +68,7 @@ def spec_of(options: Options, command: Sequence[str]) -> CertifySpec:
     """
     method = options.get("--method", "exact")
     if options["sigma"] == STAGES and not method.endswith("router"):
-        method = procedure_name(method, "cascade")  # a router's has the same settings
+        method = method_of(method, "cascade")  # a router's has the same settings
     refuse_foreign_settings(options, PROCEDURES, "--method", method)
     settings = given_settings(PROCEDURES[method], options)
     return spec_from(CertifySpec, options, command, settings=settings)

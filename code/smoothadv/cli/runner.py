@@ -31,7 +31,7 @@ from smoothadv.base.errors import (
 )
 from smoothadv.base.registry import Registry, did_you_mean
 from smoothadv.base.settings import Setting, options_of
-from smoothadv.records.logs import ARGUMENTS, CHECKPOINT, TRAINING_LOG
+from smoothadv.records.logs import ARGUMENTS, CHECKPOINT_FILE, TRAINING_LOG
 from smoothadv.version import __version__
 
 Options = Mapping[str, Any]
@@ -309,7 +309,11 @@ def _refuse_inputs(options: Options) -> None:
     folders = lists.pop("outdir", ())
     written = [
         *(*lists.pop("outfile", ()), *lists.pop("-o", ())),
-        *(folder / name for folder in folders for name in (CHECKPOINT, TRAINING_LOG, ARGUMENTS)),
+        *(
+            folder / name
+            for folder in folders
+            for name in (CHECKPOINT_FILE, TRAINING_LOG, ARGUMENTS)
+        ),
     ]
     for read in (one for values in lists.values() for one in values):
         if isinstance(read, (str, Path)) and os.path.isfile(read):

@@ -8,10 +8,10 @@ from smoothadv.base import plugins
 from smoothadv.base.distributed import ended
 from smoothadv.base.settings import RELEASED
 from smoothadv.cli.options.shared import use_threads
-from smoothadv.cli.options.training import spec_of, training_parser, with_recipes
+from smoothadv.cli.options.training import training_of, training_parser
 from smoothadv.cli.runner import Options, Parser, invocation, run
 from smoothadv.models.name import STAGES
-from smoothadv.records.logs import CHECKPOINT
+from smoothadv.records.logs import CHECKPOINT_FILE
 from smoothadv.training.setup import train
 from smoothadv.training.spec import TrainSpec
 
@@ -46,16 +46,16 @@ def train_command(
 
 
 def _train(parser: Parser, options: Options, command: Sequence[str]) -> None:
-    spec = spec_of(with_recipes(parser, options, command[1]), command)
-    use_threads(spec, spec.outdir if spec.existing == "resume" else None)
-    if train(spec).is_first:
-        what = "certify it with" if spec.route is None else _OF_ROUTER
-        print(f"saved {spec.outdir / CHECKPOINT}; {what}:\n  {_certify_command(spec)}")
+    with training_of(parser, options, command) as spec:
+        use_threads(spec, spec.outdir if spec.existing == "resume" else None)
+        if train(spec).is_first:
+            what = "certify it with" if spec.route is None else _OF_ROUTER
+            print(f"saved {spec.outdir / CHECKPOINT_FILE}; {what}:\n  {_certify_command(spec)}")
 
 
 def _certify_command(spec: TrainSpec) -> str:
     """The command line that certifies the trained model with the sigma of its training."""
-    sigma, made = str(spec.objective.noise_sd or 0.25), str(spec.outdir / CHECKPOINT)
+    sigma, made = str(spec.objective.noise_sd or 0.25), str(spec.outdir / CHECKPOINT_FILE)
     words = invocation("certify").split()
     classifier, before = made, {name: getattr(spec, name) for name in ("denoiser", "resize")}
     if spec.timestep != RELEASED:

@@ -10,7 +10,7 @@ import numpy as np
 from smoothadv.base.errors import counted, warn
 from smoothadv.base.tables import kept_rows
 from smoothadv.evaluation.image_sets import labels_of
-from smoothadv.evaluation.log import Example, LogContent, begun, write_log
+from smoothadv.evaluation.log import Example, LogContent, checked_log, write_log
 from smoothadv.evaluation.setup import Evaluation, prepare
 from smoothadv.evaluation.specs import CertifySpec
 from smoothadv.records.logs import CERTIFICATION_COLUMNS, format_radius
@@ -80,7 +80,7 @@ def rehearse(spec: CertifySpec) -> str:
     UserError where ``certify`` could not write the log.
     """
     evaluation, _, content = prepare_certification(spec)
-    path, _, indices, done = begun(evaluation, content)
+    path, _, indices, done = checked_log(evaluation, content)
     missing = [index for index in indices if index not in done]
     voters = spec.most_voters
     draws = len(missing) * voters * (spec.n0 + spec.n)

@@ -26,7 +26,7 @@ from smoothadv.base import plugins
 from smoothadv.base.errors import UserError, counted, escape, warn
 from smoothadv.base.files import file_digest
 from smoothadv.base.settings import settings_record
-from smoothadv.evaluation.log import Example, begun, write_log
+from smoothadv.evaluation.log import Example, checked_log, write_log
 from smoothadv.evaluation.predict import PredictionPolls, with_attack_batch
 from smoothadv.evaluation.setup import (
     Evaluation,
@@ -110,8 +110,7 @@ class Certificates:
             sound = {"sound": bool(self.settings.get("sound"))}
             recorded |= {records.LOGITS: self.settings[records.LOGITS], **sound}
             now |= {records.LOGITS: digest, **sound}
-        difference = records.differing_settings(recorded, now)
-        if difference:
+        if difference := records.differing_settings(recorded, now):
             raise UserError(f"{self.path} certifies something else: {difference}")
         records.warn_of_other_logits(self.path, recorded, now)
         for plugin in plugins.changed(self.settings.get("plugins")):
@@ -240,7 +239,7 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
         scores=lambda row: bool(row["flipped"]),
         keeps_images=True,
     )
-    begun(evaluation, content)
+    checked_log(evaluation, content)
     every.check_evaluation(evaluation)
     return write_log(evaluation, content), certificates
 

@@ -16,12 +16,12 @@ import torch
 from smoothadv.attacks import StagedAttack
 from smoothadv.base.devices import to_host
 from smoothadv.base.errors import UserError, counted
-from smoothadv.base.files import refuse_to_replace, reserved
+from smoothadv.base.files import reserved
 from smoothadv.base.progress import Progress
 from smoothadv.evaluation.setup import Evaluation
 from smoothadv.evaluation.shards import Shard, check_siblings, gather, is_merged, remove_shards
 from smoothadv.noise.scale import with_exact_levels
-from smoothadv.records.logs import IMAGES, LOG, differing_settings, shard_folder, shards_of
+from smoothadv.records.logs import IMAGES, differing_settings, shard_folder, shards_of
 from smoothadv.records.writer import (
     LogWriter,
     MemoryLog,
@@ -30,7 +30,7 @@ from smoothadv.records.writer import (
     check_path,
     finish_images,
     forget_images,
-    read_begun,
+    read_existing,
     read_rows,
 )
 from smoothadv.voting.counter import Poll, VoteCounter, check_integers
@@ -79,9 +79,9 @@ def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
 
     UserError where what was asked for cannot be carried out; the log keeps the rows written so far.
     """
-    begun(evaluation, content)
+    checked_log(evaluation, content)
     evaluation = evaluation.probed()
-    path, settings, examples, _ = begun(evaluation, content)  # now by the logits, too
+    path, settings, examples, _ = checked_log(evaluation, content)  # now by the logits, too
     log, shard = evaluation.log, evaluation.spec.shard
     if log is None or path is None:
         rows = _write_rows(evaluation, content, MemoryLog(content.columns), examples)
@@ -98,17 +98,18 @@ def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
             finish_images(log, evaluation.dataset.description.image_shape)
         evaluation.processes.wait()
     attack_batch = None if content.attack is None else content.attack.batch
-    batches = evaluation.batch, attack_batch
-    return WrittenLog(log or Path(), content.columns, rows, is_whole, *batches)
+    return WrittenLog(
+        log or Path(), content.columns, rows, is_whole, evaluation.batch, attack_batch
+    )
 
 
-def begun(
+def checked_log(
     evaluation: Evaluation, content: LogContent
 ) -> tuple[Path | None, dict[str, Any], Sequence[int], set[int]]:
     """This process's log, or shard; its settings; its examples, and those that are done. No pass of
     the model is made.
 
-    UserError where the log could not be written, also where it was begun as a whole and is now
+    UserError where the log could not be written, also where it was started as a whole and is now
     asked for in shards, or the reverse.
     """
     settings = {**evaluation.settings, **content.settings}
@@ -130,11 +131,11 @@ def begun(
     elif shards := [path for path in shards_of(log) if not is_merged(path, log)]:
         raise UserError(
             f"{shard_folder(log)} holds {counted(len(shards), 'shard')} of this log: finish them "
-            "as they were begun and merge them, continue with several processes of torchrun, or "
+            "as they were started and merge them, continue with several processes of torchrun, or "
             "remove that folder"
         )
     if (is_alone or existing == "resume") and check_path(log, existing):
-        done.update(read_begun(log, content.columns, settings, examples)[2])
+        done.update(read_existing(log, content.columns, settings, examples)[2])
     return log, settings, examples, done
 
 
@@ -177,11 +178,8 @@ def _write_by_all_processes(
 
 def _begin_anew(log: Path, existing: str) -> None:
     """Remove a log and its shards; UserError where they exist and must not be overwritten."""
-    if existing == "refuse" and (log.exists() or shards_of(log)):
-        raise UserError(
-            f"{log} exists already: add --resume to continue it or --overwrite to start it anew"
-        )
-    refuse_to_replace(log, *LOG)
+    for path in (log, *shards_of(log)):
+        check_path(path, existing)
     with reserved(log):
         forget_images(log)
         log.unlink(missing_ok=True)

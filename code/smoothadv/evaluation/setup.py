@@ -164,7 +164,7 @@ class Evaluation:
             )
 
     def continuing(self, log: Path | None) -> Evaluation:
-        """The same evaluation for ``log``, with the batch with which it was begun, if it was.
+        """The same evaluation for ``log``, with the batch with which it was started, if it exists.
 
         Its digest of the logits is None until ``probed``: no pass is made for other settings.
         """
@@ -180,10 +180,9 @@ class Evaluation:
         """The same evaluation with the digest of its logits; UserError with --sound, else a
         warning, where logits depend on the process or on the other images of a batch.
         """
-        is_new = self.batch not in self.digests
-        found = {LOGITS: self.logits_digest(self.batch)}
-        if is_new:
+        if self.batch not in self.digests:
             _check_voters(self)
+        found = {LOGITS: self.logits_digest(self.batch)}
         settings, run_record = {**self.settings, **found}, {**self.run_record, **found}
         return replace(self, settings=settings, run_record=run_record)
 
@@ -301,8 +300,8 @@ def _configured_device(
     if spec.attack is not None:  # before the digest of the logits
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
     called, *_ = spec.command or ("",)
-    is_command = not called.startswith("smoothadv.")  # a function of Python
-    device = device_of_run(spec, recorded, processes, says=log is not None and is_command)
+    says = log is not None and not called.startswith("smoothadv.")  # a function of Python
+    device = device_of_run(spec, recorded, processes, says)
     if sound and spec.compile and device.type != "cpu":
         raise UserError(
             "--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by speed"
@@ -363,11 +362,8 @@ def _record(evaluation: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
         # --sound certifies the executed program, whose rounding these may change.
         settings["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
         settings["threads"] = torch.get_num_threads()
-    name = bases[0].name
-    if spec.stages is not None:
-        name = None if spec.model is None else str(spec.model)
     run = {
-        "checkpoint": name,
+        "checkpoint": bases[0].name if spec.stages is None else spec.model and str(spec.model),
         **({} if spec.denoiser is None else {DENOISER: pinned(spec.denoiser)}),
         "skip": spec.skip,
         "max": spec.limit,

@@ -60,7 +60,7 @@ _PROCEDURES = {
 """The procedures for several classifiers, by --method and by kind of model."""
 
 
-def procedure_name(method: str, kind: str) -> str:
+def method_of(method: str, kind: str) -> str:
     """The procedure that --method names, for a model of this kind: "cascade", "router" or "", a
     single classifier; UsageError where it is for another kind.
     """
@@ -292,7 +292,7 @@ class CertifySpec(EvaluationSpec):
     def __post_init__(self) -> None:
         asked = self.n
         super().__post_init__()
-        self._set(method=procedure_name(self.method, self.kind))
+        self._set(method=method_of(self.method, self.kind))
         if asked is None:
             self._set(n=self.procedure_type.default_n)
         if self.fast and (self.compile or self.precision != "fp32" or self.stages is not None):

@@ -367,9 +367,7 @@ def _doubts(
     if None not in (trained_on, dataset) and trained_on != dataset:
         doubts.append(f"{name} was trained on '{trained_on}', not on '{dataset}'")
     if None not in (noise_sd, sigma) and noise_sd != sigma:
-        doubts.append(
-            f"{name} was trained with noise {noise_sd}; it is being smoothed with {sigma}"
-        )
+        doubts.append(f"{name} was trained with noise {noise_sd}; here it gets noise {sigma:g}")
     return doubts
 
 

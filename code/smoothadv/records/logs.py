@@ -14,7 +14,7 @@ from smoothadv.base.files import read_json
 from smoothadv.records.manifests import CERTIFICATION_COLUMNS as CERTIFICATION_COLUMNS
 from smoothadv.records.manifests import IMAGE_SET, manifest_fault
 
-CHECKPOINT = "checkpoint.pth.tar"
+CHECKPOINT_FILE = "checkpoint.pth.tar"
 TRAINING_LOG = "log.txt"
 ARGUMENTS = "args.json"
 FALSIFICATION_LOG = "against.tsv"
@@ -54,8 +54,9 @@ FALSIFICATION_COLUMNS = (*ATTACK_COLUMNS, "certified", "radius", "flipped")
 there.
 """
 REAL_COLUMNS = frozenset({"radius", "attack_norm", "epsilon"})
-"""The columns above that hold real numbers, as those that begin with ``SCORE`` do; the others,
-except time, hold whole numbers."""
+"""The columns of logs of examples that hold real numbers, as those do whose names begin with
+``SCORE``. All others, except time, hold whole numbers: ``readers`` refuse another field there, and
+``WrittenLog.table`` makes int64 of them."""
 TRAINING_COLUMNS = (
     *(
         "epoch",
@@ -98,8 +99,15 @@ DENOISER = "denoiser"
 lies.
 """
 
+# What messages call the denoiser of a log, and that of a training.
+_DENOISERS = {f"{DENOISER}.sha256": "--denoiser", "behind.sha256": "--denoiser"}
+# The step of a denoiser, the training of a checkpoint, and the digest of all of a classifier.
+_FOLLOWS = rf"({DENOISER}|behind)\.(?!sha256|library).*|training(\..*)?|{CLASSIFIER}"
 _OTHER_PLACE = "another processor, instruction set, library or way to run the classifier"
-_MANIFEST, _SHARDS = ".manifest.json", ".shards"
+MANIFEST, SHARDS = (
+    ".manifest.json",
+    ".shards",
+)  # shards are no logs of their own
 
 
 def _beside(log: Path, *, ending: str, instead_of: str = "") -> Path:
@@ -107,21 +115,16 @@ def _beside(log: Path, *, ending: str, instead_of: str = "") -> Path:
     return log.with_name(log.name.removesuffix(instead_of) + ending)
 
 
-manifest_path = partial(_beside, ending=_MANIFEST)
+manifest_path = partial(_beside, ending=MANIFEST)
 examples_path = partial(_beside, ending=".npz", instead_of=".tsv")
 """The path of the adversarial examples of a finished log."""
 spool_path = partial(_beside, ending=".examples")
 """The path of the adversarial examples while their log is written."""
 pictures_folder = partial(_beside, ending=".pictures", instead_of=".tsv")
-shard_folder = partial(_beside, ending=_SHARDS)
+shard_folder = partial(_beside, ending=SHARDS)
 """The folder of a log's shards until they are merged."""
 SHARD_NAME = re.compile(r"\d+-of-\d+\.tsv")
 """What a shard is called; what lies beside it has a longer name."""
-
-
-def is_manifest(path: Path) -> bool:
-    """Whether the file's name is that of a manifest."""
-    return path.name.endswith(_MANIFEST)
 
 
 def attacked_log(folder: Path, epsilon: float) -> Path:
@@ -134,13 +137,6 @@ def shards_of(log: Path) -> list[Path]:
     """The existing shards of a log, in their order."""
     folder = shard_folder(log)
     return sorted(path for path in folder.glob("*.tsv") if SHARD_NAME.fullmatch(path.name))
-
-
-def is_shard_folder(name: str) -> bool:
-    """Whether this is the name of a folder of shards: parts of a log, which must not be analysed as
-    logs.
-    """
-    return name.endswith(_SHARDS)
 
 
 def recorded_settings(log: Path) -> dict[str, Any]:
@@ -212,14 +208,17 @@ def tsv(columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
 
 def differing_fields(before: dict[str, Any], now: dict[str, Any]) -> str:
     """ "sigma was 0.25, now 0.5; ..." for the fields in which two records differ, "" if none; of
-    digests and long lists of indices the beginnings.
+    digests and long lists of indices the beginnings. What only follows from others is left out.
     """
     # Through JSON, where a tuple is a list, since the earlier record may come from there.
     before, now = (flat(json.loads(json.dumps(record))) for record in (before, now))
-    differing = (field for field in {**before, **now} if before.get(field) != now.get(field))
+    differing = [field for field in {**before, **now} if before.get(field) != now.get(field)]
+    is_other_denoiser = not _DENOISERS.keys().isdisjoint(differing)
+    follows = re.compile(_FOLLOWS + "|timestep" * is_other_denoiser)
     return "; ".join(
-        f"{field} was {_brief(before.get(field))}, now {_brief(now.get(field))}"
-        for field in differing
+        f"{_DENOISERS.get(field, field)} was {_brief(before.get(field))}, now "
+        f"{_brief(now.get(field))}"
+        for field in [one for one in differing if not follows.fullmatch(one)] or differing
     )
 
 

@@ -135,7 +135,7 @@ def check_path(path: Path, existing: str) -> bool:
     return existing == "resume" and path.is_file() and path.stat().st_size > 0
 
 
-def read_begun(
+def read_existing(
     path: Path,
     columns: tuple[str, ...],
     settings: dict[str, Any],
@@ -225,7 +225,7 @@ class LogWriter(MemoryLog):
         self._file = path.open("ab", buffering=0)
         try:
             lock(self._file, path)
-            if existing == "resume" and path.stat().st_size:  # another process may have begun it
+            if existing == "resume" and path.stat().st_size:  # another process may have started it
                 self._continue(settings, examples)
             else:
                 forget_images(path)  # before its rows: no image may stay beside the row of another
@@ -269,9 +269,11 @@ class LogWriter(MemoryLog):
             self._images.close()
 
     def _continue(self, settings: dict[str, Any], examples: Collection[int] | None) -> None:
-        """Find the rows that the log has, and drop a torn last row; UserError as ``read_begun``."""
+        """Find the rows that the log has, and drop a torn last row; UserError as
+        ``read_existing``.
+        """
         path, present = self.path, self._unrecorded_run or {}
-        self._manifest, content, self.rows = read_begun(path, self.columns, settings, examples)
+        self._manifest, content, self.rows = read_existing(path, self.columns, settings, examples)
         if self.image_shape is not None and self.rows and self.rows.keys() != set(examples or ()):
             self._images = open_images(path, self.image_shape, self.rows)
         self._file.truncate(content.rfind(b"\n") + 1)

@@ -108,9 +108,9 @@ class Scores(VoteCounter):
     def run(self, polls: Iterable[Poll]) -> Iterator[Result]:
         waiting = iter(polls)
         while group := list(islice(waiting, self.at_once)):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             found = within_memory(partial(self._scores, group), self._halve)
-            seconds = (time.perf_counter() - begun) / len(group)
+            seconds = (time.perf_counter() - start) / len(group)
             for poll, scores in zip(group, found):
                 next(poll.voting)
                 try:

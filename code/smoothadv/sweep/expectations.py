@@ -12,8 +12,8 @@ from typing import Any
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import settings_record
 from smoothadv.cli import attack, certify, train, train_pgd
-from smoothadv.cli.options.training import spec_of, with_recipes
-from smoothadv.cli.runner import Options, Parser, reading
+from smoothadv.cli.options.training import training_of
+from smoothadv.cli.runner import Parser, reading
 from smoothadv.datasets import SPLITS, DatasetDescription, describe_dataset, get_dataset
 from smoothadv.evaluation.image_sets import images_named
 from smoothadv.evaluation.predict import specs_by_log
@@ -55,18 +55,22 @@ class CommandReader:
 
     def training(self, words: Sequence[str], source: str) -> TrainingExpectation:
         with reading(source):
-            options, spec, description, schedule = self._training(words)
+            spec, description, schedule = self._training(words)
         recipe = spec.recipe(description, schedule)
         # Without the option, a training that starts from other weights takes their input layer.
         if spec.input_layer is not None or spec.pretrained_model is None:
             recipe["input_layer"] = spec.input_layer or "normalize"
         read = {"pretrained_sha256": spec.pretrained_model, "teacher_sha256": spec.teacher}
         unlabelled, attack = spec.use_unlabelled, spec.objective.gradient_attack
-        named = None if attack is None else {**settings_record(attack), "name": options["--attack"]}
+        named = (
+            None
+            if attack is None
+            else {**settings_record(attack), "name": spec.arguments["attack"]}
+        )
         return TrainingExpectation(
             epochs=schedule.epochs,
             recipe=recipe,
-            objective=options["--objective"],
+            objective=spec.arguments["objective"],
             attack=named,
             copies=spec.objective.copies,
             pseudo_label_weight=spec.unlabelled_weight,
@@ -110,26 +114,20 @@ class CommandReader:
     def lacking(self, words: Sequence[str]) -> str:
         """As ``Commands``; may download a dataset."""
         if words[0].startswith("train"):
-            training = self._training(words)[1]
+            training = self._training(words)[0]
             asked = [(training.dataset_name, split, training.data_dir) for split in SPLITS]
         else:
             spec = self._evaluation(words)
             asked = [(str(spec.dataset), spec.split, spec.data_dir)]
         return next(filter(None, itertools.starmap(_lacking, asked)), "")
 
-    def _training(
-        self, words: Sequence[str]
-    ) -> tuple[Options, TrainSpec, DatasetDescription, Schedule]:
+    def _training(self, words: Sequence[str]) -> tuple[TrainSpec, DatasetDescription, Schedule]:
         parser = self._parser(words[0], _RELEASED in words)
-        options = with_recipes(parser, vars(parser.parse_args(words[1:])), words[0])
-        spec = spec_of(options, ["smoothadv", *words])
-        description = spec.augmented(self._described(spec.dataset_name, spec.data_dir))
-        return (
-            options,
-            spec,
-            description,
-            spec.schedule.schedule(description, spec.objective.copies),
-        )
+        options = parser.parse_args(words[1:])
+        with training_of(parser, vars(options), ["smoothadv", *words]) as spec:
+            description = spec.augmented(self._described(spec.dataset_name, spec.data_dir))
+            schedule = spec.schedule.schedule(description, spec.objective.copies)
+        return spec, description, schedule
 
     def _evaluation(self, words: Sequence[str]) -> CertifySpec | AttackSpec:
         options = vars(self._parser(words[0]).parse_args(words[1:]))

@@ -31,7 +31,7 @@ from smoothadv.sweep.stages import (
 
 _LOOK_SECONDS = 0.5
 STATES = ("waiting", "blocked", "running", "stopped", "failed", "done")
-"""Of jobs. Stopped: begun, not failed, and nobody works on it. Blocked: a file is missing, or the
+"""Of jobs. Stopped: started, not failed, and nobody works on it. Blocked: a file is missing, or the
 dataset.
 """
 WAITING, BLOCKED, RUNNING, STOPPED, FAILED, DONE = STATES

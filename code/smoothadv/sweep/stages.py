@@ -113,7 +113,7 @@ class TrainingStage:
 
     @property
     def checkpoint(self) -> Path:
-        return self.folder / records.CHECKPOINT
+        return self.folder / records.CHECKPOINT_FILE
 
     @property
     def logs(self) -> tuple[Path, ...]:
@@ -255,7 +255,7 @@ def unmet_need(path: Path) -> str:
     """
     if not path.exists():
         return f"needs {path}"
-    epochs = _last_epochs(path.parent) if path.name == records.CHECKPOINT else None
+    epochs = _last_epochs(path.parent) if path.name == records.CHECKPOINT_FILE else None
     done = len(_rows(path.parent / records.TRAINING_LOG))
     if epochs is None or done >= epochs:
         return ""

@@ -3,7 +3,7 @@ COMMAND...``.
 
 The process becomes COMMAND, and the kernel sends it SIGTERM when process PARENT is gone. A stage of
 a job must not continue without the process that watches it: another attempt at the job may have
-begun elsewhere. Only Linux offers this; on other systems COMMAND simply runs. COMMAND ignores
+started elsewhere. Only Linux offers this; on other systems COMMAND simply runs. COMMAND ignores
 SIGUSR2: schedulers send it to all processes of a job, but only the watching process acts on it.
 """
 

@@ -28,7 +28,7 @@ from smoothadv.models.checkpoint import (
 )
 from smoothadv.records.logs import (
     ARGUMENTS,
-    CHECKPOINT,
+    CHECKPOINT_FILE,
     TRAINING_COLUMNS,
     TRAINING_LOG,
     differing_fields,
@@ -61,7 +61,7 @@ class RunFolder:
         terms: Sequence[str] = (),
     ) -> None:
         self.path, self.facts, self.recipe, self.terms = path, facts, recipe, terms
-        self.checkpoint = path / CHECKPOINT
+        self.checkpoint = path / CHECKPOINT_FILE
         self.runs = [{"first_epoch": 0, "first_step": 0, **run}]
         self.existing = existing
         self.saved: dict[str, Any] | None = None
@@ -90,7 +90,7 @@ class RunFolder:
         ]:
             existing = "resume"
         if existing == "refuse":
-            held = f"a trained model ({CHECKPOINT})"
+            held = f"a trained model ({CHECKPOINT_FILE})"
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
                 epochs = training_record(self.path)["runs"][-1]["epochs"]
                 done = len((self.path / TRAINING_LOG).read_text().splitlines()) - 1

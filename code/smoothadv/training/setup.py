@@ -178,9 +178,9 @@ def _model(
         input_layer = recorded_input_layer(content, path, spec.input_layer)
         description = with_recorded_constants(content, path, description)
         if spec.finetune_quantized:
-            noise_sd = spec.objective.noise_sd
-            trained = of_integers("trained", path)
-            integers = trained(content, path, name, noise_sd, description)
+            integers = of_integers("trained", path)(
+                content, path, name, spec.objective.noise_sd, description
+            )
             return description, input_layer, integers, f"starting from the integers of {path}"
         if INTEGER in content:
             raise UserError(

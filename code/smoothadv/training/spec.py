@@ -19,6 +19,8 @@ from smoothadv.base.plugins import Plugin
 from smoothadv.base.settings import (
     EXISTING,
     INPUT_LAYER_NAMES,
+    NEAREST,
+    RELEASED,
     Checked,
     identity,
     momentum,
@@ -35,7 +37,7 @@ from smoothadv.datasets import DatasetDescription
 from smoothadv.models.checkpoint import MODULE_PREFIX
 from smoothadv.models.spec import DenoisedSpec
 from smoothadv.objectives import DataPolicy, Objective
-from smoothadv.records.logs import CHECKPOINT
+from smoothadv.records.logs import CHECKPOINT_FILE
 from smoothadv.training.execution import Execution
 from smoothadv.training.schedule import OPTIMIZERS, SHAPES, Schedule
 from smoothadv.training.trackers import TRACKERS
@@ -458,7 +460,7 @@ class TrainSpec(DenoisedSpec):
         polls = votes or (objective.TEACHER == "drops" and teacher is not None)
         flag = "--classifier" if objective.DENOISES else "--teacher"
         follows_radii = getattr(objective, "route_consistency", None) is not None
-        own, is_plain = self.outdir / CHECKPOINT, not (self.finetune_quantized or self.route)
+        own, is_plain = self.outdir / CHECKPOINT_FILE, not (self.finetune_quantized or self.route)
         is_plain = is_plain and not objective.DENOISES
         refuse_any(
             {
@@ -493,6 +495,10 @@ class TrainSpec(DenoisedSpec):
                 f"--noise 0 makes all {objective.copies} noisy copies of an image identical: leave "
                 "--num-noise-vec out, or give noise": (
                     objective.noise_sd == 0 and objective.copies > 1
+                ),
+                f"--timestep {self.timestep} finds no step of a diffusion model for --noise 0: "
+                "give noise above 0, or the number of a step": (
+                    objective.noise_sd == 0 and self.timestep in (RELEASED, NEAREST)
                 ),
                 f"{flag} {teacher} is what this training writes: name another folder": (
                     teacher is not None and teacher.resolve() == own.resolve()

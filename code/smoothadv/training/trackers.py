@@ -134,7 +134,7 @@ class MLflow(Tracker):
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._client = client = MlflowClient(tracking_uri=place)
 
-        def begun() -> str:
+        def new_run() -> str:
             found = client.get_experiment_by_name(_PROJECT)
             experiment = found.experiment_id if found else client.create_experiment(_PROJECT)
             run: str = client.create_run(experiment, run_name=folder.name).info.run_id
@@ -142,7 +142,7 @@ class MLflow(Tracker):
                 client.log_param(run, key, value)
             return run
 
-        self._run = _run_of(folder, "mlflow", is_resumed, begun)
+        self._run = _run_of(folder, "mlflow", is_resumed, new_run)
         self._done = client.get_run(self._run).data.metrics.get("epoch", -1.0)
 
     def add(self, epoch: int, values: Mapping[str, float]) -> None:

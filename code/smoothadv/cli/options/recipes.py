@@ -8,23 +8,27 @@ from smoothadv.base.errors import UsageError, UserError, warn
 from smoothadv.cli.runner import Options, Parser, reading
 
 _FOLDER = Path(__file__).parents[2] / "recipes"
-RELEASED = "released-behaviour"
+RELEASED_RECIPE = "released-behaviour"
 DENOISING_RECIPE = "denoiser"
 """The recipe of denoisers where neither a recipe nor an optimizer is named: with the learning rate
 of classifiers, they diverge."""
 # A recipe says how to train, not on which data or in which place.
-_NEVER = "--recipe --released-behaviour --data-dir --device --seed --resume --overwrite".split()
-_NEVER += ["--debug", "--plugin", "--help", "-h", "--version"]
+_NEVER = (
+    "--recipe --released-behaviour --data-dir --device --seed --resume --overwrite --debug "
+    "--plugin --help -h --version"
+).split()
 # What the command line may choose, and the options of recipes that then have no meaning.
 _REPLACED = {
-    ("--lr-schedule", "one-cycle"): {"--lr-step-size", "--lr-factor"},
+    ("--lr-schedule", "step"): {"--lr-rise", "--lr-end"},
+    ("--lr-schedule", "one-cycle"): {"--lr-step-size", "--lr-factor", "--lr-rise", "--lr-end"},
+    ("--lr-schedule", "cosine"): {"--lr-step-size", "--lr-factor"},
     ("--optimizer", "adamw"): {"--momentum", "--lr"},
 }
 
 
 def recipe_names() -> list[str]:
     """The recipes that come with the package, for --recipe."""
-    return sorted(path.stem for path in _FOLDER.glob("*.txt") if path.stem != RELEASED)
+    return sorted(path.stem for path in _FOLDER.glob("*.txt") if path.stem != RELEASED_RECIPE)
 
 
 def recipe_words(name: str) -> list[str]:
@@ -42,18 +46,18 @@ def recipe_words(name: str) -> list[str]:
         ) from error
 
 
-def with_recipe(
+def added_by_recipe(
     parser: Parser,
     options: Options,
     name: str,
     readable: Callable[[Options], set[str]],
     general: Collection[str],
 ) -> Options:
-    """The options, with those of a recipe added where the command line does not give them.
+    """The options of a recipe that the command line does not give.
 
-    Only those in ``readable(options)`` are added, since a recipe may serve several objectives and
-    attacks; a warning where none of its options is but the ``general`` ones. A usage error where it
-    has options of other commands.
+    Only those in ``readable(options)`` are among them, since a recipe may serve several objectives
+    and attacks; a warning where none of its options is but the ``general`` ones. A usage error
+    where it has options of other commands.
     """
     words = recipe_words(name)
     # A denoiser is not attacked.
@@ -64,8 +68,8 @@ def with_recipe(
         for word in words:
             if word.partition("=")[0] in _NEVER:
                 raise UsageError(f"{word.partition('=')[0]} is no part of a recipe")
-        positional = [options["dataset"], options["arch"], str(options["outdir"])]
-        recipe = vars(parser.parse_args([*positional, *words]))
+        places = (str(options[name]) for name in ("dataset", "arch", "outdir"))
+        recipe = vars(parser.parse_args([*places, *words]))
     known = readable({**recipe, **options})
     settings = [flag for flag in recipe if flag.startswith("--") and flag not in general]
     if settings and not known.intersection(settings):
@@ -73,4 +77,4 @@ def with_recipe(
     for (flag, value), replaced in _REPLACED.items():
         if options.get(flag) == value:
             known -= replaced
-    return {**{flag: value for flag, value in recipe.items() if flag in known}, **options}
+    return {flag: recipe[flag] for flag in recipe if flag in known - options.keys()}

@@ -1,8 +1,10 @@
 """Options of the training commands, and the specification that they describe."""
 
 import argparse
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +20,12 @@ from smoothadv.cli.options.attack import (
     flags_of,
     in_256ths,
 )
-from smoothadv.cli.options.recipes import DENOISING_RECIPE, RELEASED, recipe_names, with_recipe
+from smoothadv.cli.options.recipes import (
+    DENOISING_RECIPE,
+    RELEASED_RECIPE,
+    added_by_recipe,
+    recipe_names,
+)
 from smoothadv.cli.options.shared import say_what_is_certified
 from smoothadv.cli.runner import (
     Options,
@@ -39,8 +46,10 @@ _CLASSIFIER = (
     "the frozen classifier behind the denoiser, a checkpoint or a network by name, like "
     "timm:resnet18: stability needs it, with mse it is for the log only"
 )
-_OF_CLASSIFIERS = "pretrained weights finetune_quantized teacher_draws teacher_noise".split()
-_OF_CLASSIFIERS += ["denoiser", "timestep", "resize", "lora", "route_labels", "route_weights"]
+_OF_CLASSIFIERS = (
+    "pretrained weights finetune_quantized teacher_draws teacher_noise denoiser timestep resize "
+    "lora route_labels route_weights"
+).split()
 _OF_TEACHER = {"--teacher", "--teacher-draws", "--teacher-noise"}
 _WITH_ATTACK = {"--warmup", "--warmup-from-first-epoch", "--base-attack"}
 """Settings of objectives that do without an attack, and that only an attack reads."""
@@ -100,8 +109,7 @@ def training_parser(name: str, about: str, examples: str, arguments: Sequence[st
     for kind in (chosen, *objectives.values()):
         add_settings(group_of(parser, "objective"), options_of(kind))
     if not is_denoiser:
-        is_released = "--released-behaviour" in arguments
-        adapt = in_256ths if is_released else lambda one: one
+        adapt = in_256ths if "--released-behaviour" in arguments else lambda one: one
         add_attack(parser, AttackOptions, adapt)
     add_settings(parser, _spec_settings(is_denoiser))
     shown = flags_of(chosen)
@@ -138,17 +146,36 @@ def _of_denoiser(one: Setting) -> Setting:
     return one
 
 
-def with_recipes(parser: Parser, options: Options, command: str) -> Options:
-    """The options with those of the recipes added. The command line comes first, then --recipe,
-    then --released-behaviour.
+@contextlib.contextmanager
+def training_of(parser: Parser, options: Options, command: Sequence[str]) -> Iterator[TrainSpec]:
+    """The specification that the options of a ``command``, like ("smoothadv", "train"), describe
+    with those of recipes. Within this context, a usage error says which of the options that it
+    names are of a recipe.
+    """
+    options, recipes = with_recipes(parser, options, command[1])
+    try:
+        yield spec_of(options, command)
+    except UsageError as error:
+        own = [
+            f"; {flag} is of the recipe {name}"
+            for flag, name in recipes.items()
+            if re.search(rf"{flag}(?![\w-])", str(error))
+        ]
+        raise UsageError(f"{error}{''.join(own)}") from error
+
+
+def with_recipes(parser: Parser, options: Options, command: str) -> tuple[Options, dict[str, str]]:
+    """The options with those of the recipes added, and the recipe that each of these is of. The
+    command line comes first, then --recipe, then --released-behaviour.
     """
     names = [options["--recipe"]] if "--recipe" in options else []
-    if RELEASED in names:
+    if RELEASED_RECIPE in names:
         raise UsageError(
-            f"--recipe {RELEASED}: write --{RELEASED}, which also counts --epsilon in 1/256"
+            f"--recipe {RELEASED_RECIPE}: write --{RELEASED_RECIPE}, which also counts --epsilon "
+            "in 1/256"
         )
     if "--released-behaviour" in options:
-        names.append(RELEASED)
+        names.append(RELEASED_RECIPE)
     objectives, name = OBJECTIVES_OF[command]
     if objectives is DENOISING and not {"--recipe", "--optimizer", "--lr"} & options.keys():
         names.append(DENOISING_RECIPE)
@@ -157,15 +184,18 @@ def with_recipes(parser: Parser, options: Options, command: str) -> Options:
     default = {"--objective": name}
     general = {one.flag for one in _spec_settings(objectives is DENOISING)}
     general.add("--warmup")  # the paper's recipes have it, and serve Gaussian noise too
+    recipes: dict[str, str] = {}
     for name in names:
-        options = with_recipe(
+        added = added_by_recipe(
             parser,
             options,
             name,
             lambda given: _readable({**default, **given}, objectives),
             general,
         )
-    return {**default, **options}
+        recipes |= dict.fromkeys(added, name)
+        options = {**added, **options}
+    return {**default, **options}, recipes
 
 
 def _readable(options: Options, objectives: Registry[type[Objective]]) -> set[str]:

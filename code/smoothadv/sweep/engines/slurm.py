@@ -87,7 +87,7 @@ class Slurm(Engine):
             some = jobs[start : start + _LARGEST_ARRAY]
             for job, identity in zip(some, _submit(executor, some)):
                 ids[job.key] = identity
-                # Record the id under which the job waits, unless it has begun already.
+                # Record the id under which the job waits, unless it has started already.
                 with contextlib.suppress(BusyError), job.record.claim(patience=0):
                     if job.record.read() == before[job.key]:
                         job.record.write("queued", engine="slurm", id=identity)
