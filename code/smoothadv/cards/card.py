@@ -44,9 +44,8 @@ import numpy as np
 from scipy import special
 
 from smoothadv.analysis.facts import FIELDS, Value, facts_of
-from smoothadv.analysis.functions import paths
 from smoothadv.analysis.logs import Log, condition
-from smoothadv.analysis.reading import read_logs, rounding_notes
+from smoothadv.analysis.reading import paths, read_logs, rounding_notes
 from smoothadv.base.errors import UserError, counted, escape
 from smoothadv.base.files import digest, file_digest, read_json, refuse_to_replace, write_json
 from smoothadv.base.settings import (
