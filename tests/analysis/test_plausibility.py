@@ -196,29 +196,60 @@ REFUSED = {
     ),
     "one radius at the cap of another alpha": (pile(0.5, 1), facts_of(0.5), "cannot be certified"),
     "a radius above a pile": (ABOVE_PILE, facts_of(0.5), "idx"),
+    **{
+        f"several n, {number}": (
+            MIXED,
+            facts,
+            "different n: 100 trials at idx 60 where others have 1000",
+        )
+        for number, facts in enumerate(UNSTATED)
+    },
+    **{
+        f"sigma {sigma} among others": (
+            other_sigma(sigma),
+            TOLD,
+            "counts do not certify at sigma 0.5 and alpha 0.001, first at idx 60",
+        )
+        for sigma in (0.25, 0.4999, 0.5001, 1.0)
+    },
+    **{
+        f"counts of alpha {alpha}": (counted(900, 700, alpha=alpha), TOLD, "alpha 0.001")
+        for alpha in (0.01, 0.0011, 1e-5)
+    },
+    **{
+        f"a class where {successes} of 1000 certify nothing": (
+            counted(900, successes).assign(predict=[0, 1], correct=1),
+            TOLD,
+            "idx 20",
+        )
+        for successes in (0, 100, 500, 540)
+    },
+    **{
+        f"another n than {source}": (
+            counted(90, trials=100),
+            facts_of(0.5, source, N=1000),
+            f"100 trials per example where n = 1000 ({source})",
+        )
+        for source in ("manifest", "stated")
+    },
+    **{
+        f"an alpha that {source} {names} tells": (
+            pile(0.5, 3),
+            told(*names, source=source),
+            "cannot be certified",
+        )
+        for source in ("manifest", "stated")
+        for names in (["N"], ["alpha"], ["N", "alpha"])
+    },
+    **{
+        f"a pile at the cap of alpha {alpha}": (
+            pile(sigma, 3, alpha),
+            facts_of(sigma),
+            "cannot be certified",
+        )
+        for sigma, alpha in [(0.5, 0.02), (0.5, 0.05), (1.0, 0.1)]
+    },
 }
-MIXED_WORDS = "different n: 100 trials at idx 60 where others have 1000"
-REFUSED |= {f"several n, {i}": (MIXED, facts, MIXED_WORDS) for i, facts in enumerate(UNSTATED)}
-for sigma in (0.25, 0.4999, 0.5001, 1.0):
-    words = "counts do not certify at sigma 0.5 and alpha 0.001, first at idx 60"
-    REFUSED[f"sigma {sigma} among others"] = (other_sigma(sigma), TOLD, words)
-for alpha in (0.01, 0.0011, 1e-5):
-    REFUSED[f"counts of alpha {alpha}"] = (counted(900, 700, alpha=alpha), TOLD, "alpha 0.001")
-for successes in (0, 100, 500, 540):
-    table = counted(900, successes).assign(predict=[0, 1], correct=1)
-    REFUSED[f"a class where {successes} of 1000 certify nothing"] = (table, TOLD, "idx 20")
-for source in ("manifest", "stated"):
-    facts, words = (
-        facts_of(0.5, source, N=1000),
-        f"100 trials per example where n = 1000 ({source})",
-    )
-    REFUSED[f"another n than {source}"] = (counted(90, trials=100), facts, words)
-    for names in (["N"], ["alpha"], ["N", "alpha"]):
-        case = f"an alpha that {source} {names} tells"
-        REFUSED[case] = (pile(0.5, 3), told(*names, source=source), "cannot be certified")
-for sigma, alpha in [(0.5, 0.02), (0.5, 0.05), (1.0, 0.1)]:
-    case = f"a pile at the cap of alpha {alpha}"
-    REFUSED[case] = (pile(sigma, 3, alpha), facts_of(sigma), "cannot be certified")
 
 
 @pytest.mark.parametrize("case", REFUSED)
