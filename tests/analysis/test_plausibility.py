@@ -169,8 +169,8 @@ REFUSED = {
         f"above the published cap of sigma {sigma}": (
             table_of(0.1, cap + 0.0002, 9.0),
             facts_of(sigma),
-            f"at idx 20: {cap + 0.0002:g} is above {maximum_radius(100_000, sigma, 0.001):.6g}, the "
-            f"largest for sigma {sigma:g}, n = 100,000 and alpha = 0.001",
+            f"at idx 20: {cap + 0.0002:g} is above {maximum_radius(100_000, sigma, 0.001):.6g}, "
+            f"the largest for sigma {sigma:g}, n = 100,000 and alpha = 0.001",
         )
         for sigma, cap in CAPS.items()
     },

@@ -46,7 +46,6 @@ from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE, GridProcedur
 _STATED = "for logs that do not state it, or state it wrongly"
 _USUAL_SIGMAS = 0.06, 0.12, 0.125, 0.25, 0.5, 0.75, 1.0, 2.0
 _FEWEST_TO_JUDGE = 20
-Warn = Callable[[str], None]
 _READ_BY = {
     "prediction": "; for predictions there are empirical and compare",
     "training": "; for training plot_training",
@@ -132,7 +131,7 @@ def read_logs(
     arguments: Sequence[str],
     kinds: Collection[str] = ("certification",),
     stated: Mapping[str, Value] | None = None,
-    warn: Warn = lambda message: None,
+    warn: Callable[[str], None] = lambda message: None,
 ) -> Logs:
     """The logs of the given ``kinds`` that files, folders (searched throughout) and globs name.
 
