@@ -222,22 +222,30 @@ def test_files_that_are_no_logs_are_passed_over_in_folders_but_not_when_named(
     assert read("a", f"a/{name}")[1] == [], "the folder has named it before"
 
 
+ARGUMENTS = [".", "a", "**/*", "a/*", "a/ours.tsv"]
+FAILING = [*((Path, "read_bytes", "a/ours.tsv", "read", argument) for argument in ARGUMENTS)]
+FAILING += [(os, "scandir", "a/deep", "listed", "a")]
+
+
 @pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
-@pytest.mark.parametrize("argument", [".", "a", "**/*", "a/*", "a/ours.tsv"])
-def test_log_that_cannot_be_read_is_named_with_the_reason(tree, monkeypatch, code, argument):
+@pytest.mark.parametrize(("owner", "function", "path", "verb", "argument"), FAILING)
+def test_what_cannot_be_read_or_listed_is_named_with_the_reason(
+    tree, monkeypatch, owner, function, path, verb, argument, code
+):
     """As of a failing file system, or of mode 0 where the reader is not root."""
-    bad, original = put("a/ours.tsv"), Path.read_bytes
+    put("a/ours.tsv")
+    original = getattr(owner, function)
 
-    def failing(path: Path) -> bytes:
-        if path == bad:
-            raise OSError(code, os.strerror(code), str(path))
-        return original(path)
+    def failing(place):
+        if str(place).endswith(path):
+            raise OSError(code, os.strerror(code), str(place))
+        return original(place)
 
-    monkeypatch.setattr(Path, "read_bytes", failing)
+    monkeypatch.setattr(owner, function, failing)
     logs, (warning,) = read("b", argument)
-    assert warning == f"a/ours.tsv cannot be read: {os.strerror(code)}; it is left out"
+    assert warning == f"{path} cannot be {verb}: {os.strerror(code)}; it is left out"
     assert logs.left_out == [warning.removesuffix("; it is left out")] and logs.certification
-    assert refusal("a/ours.tsv") == (logs.left_out[0], [])
+    assert refusal(path) == (logs.left_out[0], [])
 
 
 @pytest.mark.parametrize("target, code", [("loop", errno.ELOOP), ("gone", errno.ENOENT)])
@@ -245,21 +253,6 @@ def test_link_that_leads_nowhere_is_named(tree, target, code):
     Path("a/loop").symlink_to(target)
     (warning,) = read("a")[1]
     assert warning == f"a/loop cannot be read: {os.strerror(code)}; it is left out"
-
-
-def test_folder_that_cannot_be_listed_is_named(tree, monkeypatch):
-    original = os.scandir
-
-    def failing(path):
-        if str(path).endswith("deep"):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        return original(path)
-
-    monkeypatch.setattr(os, "scandir", failing)
-    logs, warnings = read("a")
-    assert [str(log.path) for log in logs.certification] == ["a/sigma_0.25"]
-    assert warnings == ["a/deep cannot be listed: Permission denied; it is left out"]
-    assert refusal("a/deep") == ("a/deep cannot be listed: Permission denied", [])
 
 
 def test_manifests_are_neither_logs_nor_obstacles(workplace):

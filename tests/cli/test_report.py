@@ -5,7 +5,6 @@ name; what a reader can do on it: point at curves, find logs, look at images, al
 import base64
 import io
 import re
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -160,16 +159,11 @@ def test_warnings_are_on_the_page(page):
 
 
 @pytest.fixture
-def report(analyze):
-    return partial(analyze, "report")
-
-
-@pytest.fixture
-def text_of(report):
+def text_of(analyze):
     """The text of the page of some logs."""
 
     def make(*arguments: object) -> str:
-        outcome = report(*arguments, "-o", "a.html")
+        outcome = analyze("report", *arguments, "-o", "a.html")
         assert outcome.code == 0, outcome.err
         return Path("a.html").read_text()
 
@@ -334,7 +328,7 @@ def attacked(path: str, epsilon: float, outcomes: str, shift: float | None) -> N
         np.savez(examples_path(Path(path)), idx=10 * np.arange(4), **images)
 
 
-def test_images_that_no_model_gets_right_are_shown(text_of, report):
+def test_images_that_no_model_gets_right_are_shown(text_of, analyze):
     """0 and 30 are wrong under every attack; the weakest that is saved shifts by 0.01, which is 0.1
     when magnified.
     """
@@ -368,7 +362,7 @@ def test_images_that_no_model_gets_right_are_shown(text_of, report):
     examples_path(Path("logs/weak.tsv")).write_bytes(b"PK of something else")
     assert "within l2 radius 1, " in text_of("logs"), "the other archive is whole"
     examples_path(Path("logs/strong.tsv")).unlink()
-    outcome = report("logs", "-o", "a.html")
+    outcome = analyze("report", "logs", "-o", "a.html")
     assert (
         outcome.code == 0
         and "weak.npz cannot be read" in outcome.err
