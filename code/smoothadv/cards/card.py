@@ -415,13 +415,12 @@ def shares(hundredths: np.ndarray, radii: Iterable[float]) -> dict[str, list[flo
     """Certified accuracies at multiples of 0.01, each with the ends of its interval, by the radius
     as a text.
     """
-    found = {}
-    for radius in radii:
-        right = int((hundredths > round(PER_UNIT * radius)).sum())
-        found[f"{radius:g}"] = _rounded(
-            right / len(hundredths), *binomial_interval(right, len(hundredths), LEVEL)
-        )
-    return found
+    count = len(hundredths)
+    found = {f"{one:g}": int((hundredths > round(PER_UNIT * one)).sum()) for one in radii}
+    return {
+        radius: _rounded(right / count, *binomial_interval(right, count, LEVEL))
+        for radius, right in found.items()
+    }
 
 
 def mean_with_interval(values: np.ndarray) -> list[float]:
