@@ -75,6 +75,7 @@ setup(
     package_data={
         "smoothadv": ["py.typed", "recipes/*.txt", "datasets/sources/*.txt"],
         "smoothadv.analysis": ["*.jinja"],
+        "smoothadv.cards": ["*.jinja"],
         "smoothadv.cite": ["*.bib"],
     },
     install_requires=requirements(),

@@ -60,8 +60,7 @@ def __getattr__(name: str) -> Any:
     if not name.startswith("_"):
         if name in _added():
             return _added()[name].load()
-        from smoothadv.analysis import ANALYSES
-        from smoothadv.analysis.functions import function_of
+        from smoothadv.analysis import ANALYSES, function_of
 
         if name in ANALYSES:
             return function_of(name)

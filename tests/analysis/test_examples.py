@@ -7,7 +7,6 @@ import pytest
 from smoothadv.analysis.examples import Examples
 from smoothadv.analysis.logs import Log, Logs
 from smoothadv.analysis.report import Report
-from smoothadv.base.errors import UserError
 from support.certified_logs import log_of
 
 KEYS = [
@@ -24,11 +23,9 @@ KEYS = [
 Outcome = tuple[int, float]  # predict, radius
 
 
-def log(name: str, outcomes: dict[int, Outcome], labels: dict[int, int] | None = None) -> Log:
-    """A log by idx; the label of an image is its idx modulo 3, if ``labels`` does not say
-    another.
-    """
-    label = [(labels or {}).get(idx, idx % 3) for idx in outcomes]
+def log(name: str, outcomes: dict[int, Outcome]) -> Log:
+    """A log by idx; the label of an image is its idx modulo 3."""
+    label = [idx % 3 for idx in outcomes]
     predict, radius = map(list, zip(*outcomes.values()))
     return log_of(name, {"idx": [*outcomes], "label": label, "predict": predict, "radius": radius})
 
@@ -55,14 +52,6 @@ def test_images_are_counted_over_all_logs_worst_first():
     """Radii of wrong answers count as 0; of equally common mistakes the smaller class is shown, of
     equal logs the first."""
     assert rows_of([A, B, C]) == WORST_FIRST
-
-
-def test_logs_that_disagree_about_a_label_are_refused_by_the_example():
-    with pytest.raises(
-        UserError,
-        match="^the logs are not on the same images: example 1 has label 1 in one log and 0",
-    ):
-        rows_of([A, log("other", {1: (0, 0.5)}, {1: 0})])
 
 
 def test_report_shows_the_examples_beside_predictions_of_another_kind():

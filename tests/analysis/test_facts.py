@@ -297,43 +297,30 @@ def test_stated_values_win_over_all_others(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, estimator, base, gradient",
+    "name, estimator, base, gradient, target",
     [
-        (None, None, False, None),
-        ("PGD", "plug_in", False, "plug-in"),
-        ("PGD", "expected_loss", False, "expected loss"),
-        ("PGD", {"name": "Stein", "hard": False}, False, "gradient-free"),
-        ("PGD", {"name": "Stein", "hard": True}, False, "gradient-free, hard decisions"),
-        ("DDN", "plug_in", True, "base classifier"),
-        ("PGD", {"name": "PlugIn", "beta": 4.0}, False, "plug-in, beta = 4.0"),
-        ("PGD", {"name": "PlugIn", "beta": 4.0}, True, "base classifier, beta = 4.0"),
+        (None, None, False, None, None),
+        ("PGD", "plug_in", False, "plug-in", None),
+        ("PGD", "expected_loss", False, "expected loss", 3),
+        ("PGD", {"name": "Stein", "hard": False}, False, "gradient-free", "runner-up"),
+        ("PGD", {"name": "Stein", "hard": True}, False, "gradient-free, hard decisions", None),
+        ("DDN", "plug_in", True, "base classifier", None),
+        ("PGD", {"name": "PlugIn", "beta": 4.0}, False, "plug-in, beta = 4.0", None),
+        ("PGD", {"name": "PlugIn", "beta": 4.0}, True, "base classifier, beta = 4.0", None),
     ],
 )
-def test_manifest_of_a_prediction_log_tells_its_attack(tmp_path, name, estimator, base, gradient):
+def test_manifest_of_a_prediction_log_tells_its_attack(
+    tmp_path, name, estimator, base, gradient, target
+):
     attack = name and {"name": name, "estimator": estimator, "epsilon": 0.5, "num_steps": 20}
     values = {"attack": name, "gradient": gradient} if name else {}
+    values |= {"restarts": 4, **({} if target is None else {"target": str(target)})}
     content = {**SETTINGS, "attack": attack, "num_noise_vec": attack and 8, "base_attack": base}
+    content |= {"restarts": 4, "target": target}
     parameters = facts_of("prediction", with_manifest(tmp_path, {"settings": content}), {})
     more = {"epsilon": 0.5, "num_steps": 20} if attack else {}
     draws = {"num_noise_vec": 8} if attack and not base else {}
     assert parameters.values == {**SHARED, **more, **draws, **values}
-
-
-@pytest.mark.parametrize(
-    ("target", "known"), [(None, {}), (3, {"target": "3"}), ("runner-up", {"target": "runner-up"})]
-)
-def test_manifest_of_a_prediction_log_states_restarts_and_target(tmp_path, target, known):
-    content = {
-        **SETTINGS,
-        "attack": {"name": "PGD", "estimator": "plug_in"},
-        "restarts": 4,
-        "target": target,
-    }
-    values = facts_of("prediction", with_manifest(tmp_path, {"settings": content}), {}).values
-    assert {name: values[name] for name in ("restarts", "target") if name in values} == {
-        "restarts": 4,
-        **known,
-    }
 
 
 BROKEN = {

@@ -134,14 +134,10 @@ def test_analyses_need_no_torch(here):
     )
 
 
-@pytest.mark.parametrize("radii", [[0, 0.25], (0, 0.25), np.array([0, 0.25]), ["0", "1/4"]])
-def test_radii_are_numbers_or_texts_in_any_sequence(here, radii):
+@pytest.mark.parametrize("radii", [[0, 0.25], (0, 0.25), np.array([0, 0.25]), ["0", "1/4"], 0.25])
+def test_radii_are_numbers_or_texts_in_any_sequence_or_one(here, radii):
     table = smoothadv.table(iter(["sets/ten.tsv"]), radii=radii)
-    assert [float(value) for value in table.iloc[0, 1:]] == [0.7, 0.7]
-
-
-def test_one_radius_needs_no_list_and_what_is_no_radius_is_refused(here):
-    assert smoothadv.table("sets/ten.tsv", radii=0.25).shape == (1, 2)
+    assert [float(value) for value in table.iloc[0, 1:]] == [0.7] * np.size(radii)
     for radius in ("a", float("nan"), -1):
         with pytest.raises(UserError, match="^radii: "):
             smoothadv.table("sets/ten.tsv", radii=[radius])

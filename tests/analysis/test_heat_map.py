@@ -3,7 +3,6 @@ can be read.
 """
 
 import math
-import re
 from itertools import combinations, product
 
 import numpy as np
@@ -15,7 +14,6 @@ from matplotlib.text import Text
 
 from smoothadv.analysis.figures import MEASURES, HeatMap
 from smoothadv.analysis.logs import Log, Logs
-from smoothadv.base.errors import UserError
 from support import certified_logs
 
 
@@ -134,34 +132,10 @@ def test_colours_survive_grey_printing_and_texts_stand_out():
     assert np.all(np.diff(scale) > -1e-3) and scale[-1] - scale[0] > 0.7
 
 
-REFUSED = [
-    ({"rows": "epsilon"}, "--rows and --columns are both epsilon"),
-    ({"measure": "clean_accuracy", "radii": [0.5]}, "--radii is for --measure certified_accuracy"),
-    (
-        {"measure": "average_certified_radius", "radii": [0.5]},
-        "--radii is for --measure certified_accuracy",
-    ),
-    ({"measure": "clean_accuracy", "norm": "linf"}, "--norm is for radii"),
-    (
-        {"measure": "average_certified_radius", "high_probability": 0.1},
-        "--high-probability is for accuracies",
-    ),
-]
-
-
-@pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_settings_that_contradict_are_refused(settings, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        HeatMap(**settings)
-
-
-def test_logs_that_tell_neither_hyper_parameter_are_refused():
-    with pytest.raises(UserError, match="^no log states its sigma or its epsilon"):
-        HeatMap()(Logs([log("a", [0.5], num_steps=2)]))
-    (panel,) = panels_of(
-        HeatMap(radii=[0.5])(Logs([log("a", [0.5], epsilon=1.0), log("b", [], sigma=1.0)]))
-    )
-    assert cells_of(panel) == [[None, "25.0"], ["0.0", None]], "one of the two is enough"
+def test_one_of_the_two_hyper_parameters_is_enough():
+    logs = Logs([log("a", [0.5], epsilon=1.0), log("b", [], sigma=1.0)])
+    (panel,) = panels_of(HeatMap(radii=[0.5])(logs))
+    assert cells_of(panel) == [[None, "25.0"], ["0.0", None]]
 
 
 @pytest.mark.parametrize("measure", MEASURES)

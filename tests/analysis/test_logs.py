@@ -117,17 +117,21 @@ def test_a_log_that_two_groups_name_is_in_both(tree):
     assert found("A=b/sigma_0.25", "A=b") == [("A", "b/sigma_0.25")]
 
 
-@pytest.mark.parametrize("argument", ["nowhere", "nowhere/*", "G=nowhere", "=", ""])
-def test_what_matches_nothing_is_an_error(tree, argument):
-    message, _ = refusal("a", argument)
-    assert argument.split("=")[-1] in message
+NOTHING = ["nowhere", "nowhere/*", "G=nowhere", "=", ""]
 
 
-def test_folder_without_logs_is_an_error_that_says_what_a_log_is(workplace):
-    put("a/stdout.txt", "verified\n")
-    assert refusal("a")[0].startswith("a: holds no certification log")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        *((["a", argument], argument.split("=")[-1]) for argument in NOTHING),
+        (["none"], "none: holds no certification log (a file that starts with idx"),
+        (["empty", "none"], "empty none: holds no"),
+    ],
+)
+def test_what_matches_nothing_is_an_error_that_says_what_a_log_is(tree, arguments, words):
+    put("none/stdout.txt", "verified\n")
     Path("empty").mkdir()
-    assert refusal("empty", "a")[0].startswith("empty a: holds no")
+    assert words in refusal(*arguments)[0]
 
 
 def test_logs_go_to_their_kind_and_other_kinds_in_folders_are_passed_over(tree):
@@ -152,15 +156,6 @@ def test_a_file_of_another_kind_that_was_named_is_told(tree, file, kind):
     )
 
 
-def test_untrusted_log_is_left_out_with_its_reason(tree):
-    put("a/deep/sigma_0.12", IMPOSSIBLE)
-    logs, warnings = read("a")
-    assert [str(log.path) for log in logs.certification] == ["a/deep/sigma_0.50", "a/sigma_0.25"]
-    (reason,) = logs.left_out
-    assert reason.startswith("a/deep/sigma_0.12 holds a radius that cannot be certified")
-    assert warnings == [f"{reason}; it is left out"]
-
-
 def test_several_untrusted_logs_are_an_error_after_all_their_reasons(workplace):
     put("a/sigma_0.12", IMPOSSIBLE)
     put("a/sigma_0.25", HEADER + "\n")
@@ -176,6 +171,7 @@ def test_several_untrusted_logs_are_an_error_after_all_their_reasons(workplace):
 
 
 LOOK_ALIKES = {
+    "impossible": ("a/sigma_0.12", IMPOSSIBLE),
     "empty": ("a/sigma_0.25", b""),
     "binary": ("a/sigma_0.25", b"PK\x03\x04" + bytes(50)),
     "no header": ("a/sigma_0.25", CERTIFICATION.partition("\n")[2]),
@@ -207,7 +203,9 @@ def test_file_that_merely_looks_like_a_log_is_not_passed_over(workplace, case, a
     logs, warnings = read(argument, "good", kinds=("certification", "prediction"))
     assert [str(log.path) for log in logs.certification] == ["good/sigma_0.50"]
     (warning,) = warnings
-    assert warning.startswith(f"{file} ") and warning.endswith("it is left out")
+    reason = "holds a radius that cannot be certified" if case == "impossible" else ""
+    assert warning.startswith(f"{file} {reason}") and warning.endswith("it is left out")
+    assert logs.left_out == [warning.removesuffix("; it is left out")]
 
 
 @pytest.mark.parametrize(
@@ -224,22 +222,30 @@ def test_files_that_are_no_logs_are_passed_over_in_folders_but_not_when_named(
     assert read("a", f"a/{name}")[1] == [], "the folder has named it before"
 
 
+ARGUMENTS = [".", "a", "**/*", "a/*", "a/ours.tsv"]
+FAILING = [*((Path, "read_bytes", "a/ours.tsv", "read", argument) for argument in ARGUMENTS)]
+FAILING += [(os, "scandir", "a/deep", "listed", "a")]
+
+
 @pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
-@pytest.mark.parametrize("argument", [".", "a", "**/*", "a/*", "a/ours.tsv"])
-def test_log_that_cannot_be_read_is_named_with_the_reason(tree, monkeypatch, code, argument):
+@pytest.mark.parametrize(("owner", "function", "path", "verb", "argument"), FAILING)
+def test_what_cannot_be_read_or_listed_is_named_with_the_reason(
+    tree, monkeypatch, owner, function, path, verb, argument, code
+):
     """As of a failing file system, or of mode 0 where the reader is not root."""
-    bad, original = put("a/ours.tsv"), Path.read_bytes
+    put("a/ours.tsv")
+    original = getattr(owner, function)
 
-    def failing(path: Path) -> bytes:
-        if path == bad:
-            raise OSError(code, os.strerror(code), str(path))
-        return original(path)
+    def failing(place):
+        if str(place).endswith(path):
+            raise OSError(code, os.strerror(code), str(place))
+        return original(place)
 
-    monkeypatch.setattr(Path, "read_bytes", failing)
+    monkeypatch.setattr(owner, function, failing)
     logs, (warning,) = read("b", argument)
-    assert warning == f"a/ours.tsv cannot be read: {os.strerror(code)}; it is left out"
+    assert warning == f"{path} cannot be {verb}: {os.strerror(code)}; it is left out"
     assert logs.left_out == [warning.removesuffix("; it is left out")] and logs.certification
-    assert refusal("a/ours.tsv") == (logs.left_out[0], [])
+    assert refusal(path) == (logs.left_out[0], [])
 
 
 @pytest.mark.parametrize("target, code", [("loop", errno.ELOOP), ("gone", errno.ENOENT)])
@@ -247,21 +253,6 @@ def test_link_that_leads_nowhere_is_named(tree, target, code):
     Path("a/loop").symlink_to(target)
     (warning,) = read("a")[1]
     assert warning == f"a/loop cannot be read: {os.strerror(code)}; it is left out"
-
-
-def test_folder_that_cannot_be_listed_is_named(tree, monkeypatch):
-    original = os.scandir
-
-    def failing(path):
-        if str(path).endswith("deep"):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        return original(path)
-
-    monkeypatch.setattr(os, "scandir", failing)
-    logs, warnings = read("a")
-    assert [str(log.path) for log in logs.certification] == ["a/sigma_0.25"]
-    assert warnings == ["a/deep cannot be listed: Permission denied; it is left out"]
-    assert refusal("a/deep") == ("a/deep cannot be listed: Permission denied", [])
 
 
 def test_manifests_are_neither_logs_nor_obstacles(workplace):

@@ -70,29 +70,50 @@ def test_radii_are_judged_by_the_procedure_that_the_manifest_names(monkeypatch):
     assert "counts do not certify" in refusal(put("mine.tsv", rows, "exact"))
 
 
-def test_partial_counts_that_rule_out_a_certificate_are_abstentions():
-    """One miss more than n allows, as soon as that is so."""
-    assert notes_of("exact/log.tsv") == ""
-    for successes in (0, 1, N - ALLOWED - 2):
-        stopped = row(9, -1, 0.0, successes, successes + ALLOWED + 1)
-        assert notes_of(str(put("log.tsv", [*EXACT[:3], stopped]))) == ""
+def stopped(successes: int, misses: int = ALLOWED + 1, idx: int = 9, label: int = 3) -> dict:
+    """A row that abstains after so many misses: as soon as there is one more than n allows."""
+    return row(idx, -1, 0.0, successes, successes + misses, label)
 
 
-@pytest.mark.parametrize("successes", [0, 1, 300, N - ALLOWED - 1])
-def test_partial_counts_that_could_still_certify_are_refused(successes):
-    undecided = row(9, -1, 0.0, successes, successes + ALLOWED)
-    message = refusal(put("log.tsv", [*EXACT[:3], undecided]))
-    assert f"different n: {successes + ALLOWED} trials at idx 9 where others have 1000" in message
+# Rows, and the beginning of the only note on them.
+ABSTENTIONS = {
+    "one of each": (EXACT, ""),
+    **{
+        f"no certificate after {successes}": ([*EXACT[:3], stopped(successes)], "")
+        for successes in (0, 1, N - ALLOWED - 2)
+    },
+    "all": (
+        [stopped(10 * idx, idx=idx, label=idx % 10) for idx in range(30)],
+        "it abstains on every",
+    ),
+}
+# Rows, and the words of the refusal.
+UNDECIDED = {
+    **{
+        f"one may follow {successes}": (
+            [*EXACT[:3], stopped(successes, ALLOWED)],
+            f"different n: {successes + ALLOWED} trials at idx 9 where others have 1000",
+        )
+        for successes in (0, 1, 300, N - ALLOWED - 1)
+    },
+    "a certificate": (
+        [*EXACT[:3], stopped(N, 0)],
+        "abstains although its counts certify: 1000 trials at idx 9",
+    ),
+}
 
 
-def test_abstentions_whose_counts_certify_are_refused():
-    message = refusal(put("log.tsv", [*EXACT[:3], row(9, -1, 0.0, N, N)]))
-    assert "abstains although its counts certify: 1000 trials at idx 9" in message
+@pytest.mark.parametrize("case", ABSTENTIONS)
+def test_counts_may_stop_where_they_rule_out_a_certificate(case):
+    rows, words = ABSTENTIONS[case]
+    notes = notes_of(str(put("log.tsv", rows)))
+    assert notes.startswith(words) and bool(notes) == bool(words)
 
 
-def test_all_images_may_abstain_early():
-    stopped = [row(idx, -1, 0.0, 10 * idx, 10 * idx + ALLOWED + 1, idx % 10) for idx in range(30)]
-    assert "abstains on every" in notes_of(str(put("log.tsv", stopped)))
+@pytest.mark.parametrize("case", UNDECIDED)
+def test_abstentions_that_their_counts_do_not_show_are_refused(case):
+    rows, words = UNDECIDED[case]
+    assert words in refusal(put("log.tsv", rows))
 
 
 def test_counts_of_a_grid_must_certify_its_radii():

@@ -20,6 +20,7 @@ from smoothadv.cards.card import CardSpec, read_card
 from smoothadv.records.logs import manifest_path
 from support.analyzed_folder import certification
 from support.commands import call, refused, rows, succeed
+from support.refusals import refusal
 
 Rows = list[dict[str, str]]
 Forgery = Callable[[Rows, dict], object]
@@ -236,41 +237,6 @@ def test_log_that_does_not_say_what_it_is_of_needs_a_fact(workplace, name):
     assert made(Path("noise_0.5"), fact=[*facts])
 
 
-def values(place: str, value: object) -> Callable[[dict], object]:
-    return lambda card: card["values"].update({place: value})
-
-
-@pytest.mark.parametrize(
-    "forge, words",
-    [
-        (lambda card: card.update(card=2), "its card is 2"),
-        (lambda card: card.pop("name"), "its name is null"),
-        (lambda card: card["facts"].update(sigma="0.5"), "its facts.sigma"),
-        (lambda card: card.update(radii="!"), "no card"),
-        (lambda card: card.update(radii=card["radii"][:8]), "no card"),
-        (lambda card: card["images"].update(count=4), "no card"),
-        (values("clean_accuracy", [0.8, 0.2, 0.9]), "contradicts itself: its accuracy at 0"),
-        (values("certified_accuracy", {"0.25": [0.8, 0.2, 0.9]}), "its accuracy at 0.25 is"),
-        (values("certified_accuracy", {"1e400": [0.0, 0.0, 0.5]}), "'1e400' is not a multiple"),
-        (values("average_certified_radius", [0.25, 0.2, 0.3]), "its average radius is 0.25"),
-        (values("average_certified_radius", []), "its average radius is []"),
-        (values("average_certified_radius", [0.21]), "its average radius is [0.21], not a mean"),
-        (values("average_certified_radius", [0.21, 0.3, 0.1]), "its average radius is [0.21, 0.3"),
-        (lambda card: card["facts"].update(arch=[1]), "its facts.arch is [1]; expected a text or"),
-        (
-            lambda card: card["verified"].update(notes=[1]),
-            "its verified.notes is [1]; expected null or a list",
-        ),
-    ],
-)
-def test_forged_card_is_not_read(workplace, capsys, forge, words):
-    certification(PATH, [("R", 0.5), ("R", 0.25), ("R", 0.307), ("W", 0.8), ("A", 0.0)])
-    (card,) = made(Path(PATH))
-    forge(card)
-    Path("a.json").write_text(json.dumps(card))
-    assert refused(call(capsys, "analyze", "board", "a.json"), "a.json", words)
-
-
 def radii_of(card: dict) -> np.ndarray:
     """0 or 1 + the radius in hundredths of each image: uint16 [count]."""
     both = np.frombuffer(zlib.decompress(base64.b64decode(card["radii"])), np.uint8)
@@ -323,43 +289,58 @@ def test_only_the_radii_count_however_they_are_packed(honest, workplace, change)
     succeed("analyze", "card", honest, "--check", "a.json")
 
 
+AVERAGE = "values.average_certified_radius"
 EDITS = [
-    *(("values.abstention_rate", rate) for rate in (None, 0.9, 1.0)),
-    *(("values.clean_accuracy", share) for share in ([0.5, 0.45, 0.55], [1.0, 0.99, 1.0])),
-    ("verified.attacked", {"certificates": 3, "flipped": 9}),
-    ("verified.attacked", {"certificates": 360, "flipped": 0}),
-    ("verified.attacked", {"certificates": None, "flipped": 1}),
-    *(("verified.redrawn", rows) for rows in ({"rows": 360, "seed": 0}, {"rows": 3}, [359], "all")),
-    *(("verified.checked", checked) for checked in ([], ["every weight"])),
-    *(("verified.by", who) for who in ("all rows recomputed by somebody", "a friend", "")),
-    ("manifest_sha256", None),
-    *(("draws", draws) for draws in (358, 359 * 200 - 1, 359 * 100, 1)),
-    *(("certificate", name) for name in ("two-sided", "cascade", "top-2")),
-    *(("procedure", name) for name in ("adaptive", "exact, two-sided", "exact, on a grid")),
-    *(("facts.method", name) for name in ("two-sided", "sequential", "top-k")),
-    *(("facts.sigma", sigma) for sigma in (0.01, 0.1)),
-    *(("facts.alpha", alpha) for alpha in (1e-9, 1e-30)),
-    *(("facts.N", n) for n in (1, 10)),
-    ("images.max", 358),
-    *(("images.of", count) for count in (358, 1, 360, 2.5)),
-    ("images.sha256", "0" * 64),
+    ("card", 2, "its card is 2"),
+    ("name", None, "its name is null"),
+    ("radii", "!", "is no card"),
+    ("images.count", 358, "is no card"),
+    ("facts.sigma", "0.5", "its facts.sigma"),
+    ("facts.arch", [1], "its facts.arch is [1]; expected a text or"),
+    ("verified.notes", [1], "its verified.notes is [1]; expected null or a list"),
+    ("values.clean_accuracy", [0.8, 0.2, 0.9], "contradicts itself: its accuracy at 0"),
+    ("values.certified_accuracy", {"0.25": [0.8, 0.2, 0.9]}, "its accuracy at 0.25 is"),
+    ("values.certified_accuracy", {"1e400": [0.0, 0.0, 0.5]}, "'1e400' is not a multiple"),
+    (AVERAGE, [0.75, 0.7, 0.8], "its average radius is 0.75"),
+    (AVERAGE, [], "its average radius is []"),
+    (AVERAGE, [0.21], "its average radius is [0.21], not a mean"),
+    (AVERAGE, [0.21, 0.3, 0.1], "its average radius is [0.21, 0.3"),
+    *(("values.abstention_rate", rate, "abstains on") for rate in (None, 0.9, 1.0)),
+    *(("values.clean_accuracy", share, "") for share in ([0.5, 0.45, 0.55], [1.0, 0.99, 1.0])),
+    ("verified.attacked", {"certificates": 3, "flipped": 9}, "flips"),
+    ("verified.attacked", {"certificates": 360, "flipped": 0}, "attacked"),
+    ("verified.attacked", {"certificates": None, "flipped": 1}, "flips"),
+    ("verified.redrawn", {"rows": 360, "seed": 0}, "redrawn"),
+    *(("verified.redrawn", rows, "redrawn") for rows in ({"rows": 3}, [359], "all")),
+    *(("verified.checked", checked, "verified.checked") for checked in ([], ["every weight"])),
+    *(("verified.by", who, f"'{who}'") for who in ("all rows recomputed by me", "a friend", "")),
+    ("manifest_sha256", None, "all rows recomputed"),
+    *(("draws", draws, f"{draws} draws") for draws in (358, 359 * 200 - 1, 359 * 100, 1)),
+    *(("certificate", name, name) for name in ("two-sided", "cascade", "top-2")),
+    *(("procedure", name, "") for name in ("adaptive", "exact, two-sided", "exact, on a grid")),
+    *(("facts.method", name, name) for name in ("two-sided", "sequential", "top-k")),
+    *(("facts.sigma", sigma, "") for sigma in (0.01, 0.1)),
+    *(("facts.alpha", alpha, "") for alpha in (1e-9, 1e-30)),
+    *(("facts.N", n, "") for n in (1, 10)),
+    ("images.max", 358, "images"),
+    *(("images.of", count, "images") for count in (358, 1, 360, 2.5)),
+    ("images.sha256", "0" * 64, "labels"),
 ]
 
 
-def test_board_takes_no_card_that_was_edited_to_claim_more(honest, workplace):
+def test_board_takes_no_card_that_was_edited(honest, workplace):
     (card,) = made(honest)
     Path("a.json").write_text(json.dumps(card))
     assert read_card(Path("a.json"))
     radii = radii_of(card)
     radii[np.flatnonzero(radii)[0]] += 40
-    for place, value in [*EDITS, ("radii", packed(radii))]:
+    radii_edited = [("radii", packed(radii), ""), ("radii", card["radii"][:8], "is no card")]
+    for place, value, words in [*EDITS, *radii_edited]:
         edited = json.loads(json.dumps(card))
         *way, last = place.split(".")
         reduce(lambda part, name: part[name], way, edited)[last] = value
         Path("a.json").write_text(json.dumps(edited))
-        with pytest.raises(UserError, match="a.json"):
-            read_card(Path("a.json"))
-            pytest.fail(f"{place}: {value}")
+        assert words in refusal(read_card, Path("a.json"), names="a.json"), (place, value)
 
 
 def test_average_that_is_a_little_too_large_is_ranked_no_better(workplace):
@@ -379,10 +360,13 @@ def test_average_that_is_a_little_too_large_is_ranked_no_better(workplace):
     )
 
 
-@pytest.mark.parametrize("rows", [13, -1, 1_000_000, "all", True, None, 1.5])
-def test_more_redrawn_rows_than_a_log_has_are_refused(workplace, rows):
+OF_ROWS = [{"redrawn": {"rows": rows, "seed": 0}} for rows in (13, -1, 10**6, "all", True, 1.5)]
+
+
+@pytest.mark.parametrize("content", [{}, {"redrawn": {"rows": None, "seed": 0}}, *OF_ROWS], ids=str)
+def test_more_redrawn_rows_than_a_log_has_are_refused(workplace, content):
     certification(PATH, [("R", 0.5)] * 12)
-    content = {"log_sha256": file_digest(Path(PATH)), "redrawn": {"rows": rows, "seed": 0}}
+    content = {"log_sha256": file_digest(Path(PATH)), **content}
     Path("a.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="a.json is not from certify verify --output"):
         made(Path(PATH), redrawn=Path("a.json"))
@@ -412,6 +396,3 @@ def test_redrawn_rows_are_counted_from_what_verify_wrote_of_this_log(honest, wor
     certification(PATH, [("R", 0.5)])
     with pytest.raises(UserError, match="a.json is not of .*sigma_0.50"):
         made(Path(PATH), redrawn=Path("a.json"))
-    Path("a.json").write_text("{}")
-    with pytest.raises(UserError, match="a.json is not from certify verify --output"):
-        made(honest, redrawn=Path("a.json"))

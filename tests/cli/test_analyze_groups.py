@@ -67,6 +67,13 @@ USAGE = [
         ],
         "--high-probability is for accuracies",
     ),
+    (
+        [
+            *("heat_map", "cohen", "-o", "x", "--measure", "average_certified_radius"),
+            *("--radii", "1"),
+        ],
+        "--radii is for --measure",
+    ),
     (["envelope", "cohen", "--group-by", "colour"], "'colour' is not known; known: dataset"),
     (["envelope", "cohen", "--show", "radius"], "'radius' is not known; known: certified_accuracy"),
     (["examples", "cohen", "--worst", "0"], "'0' is not a whole number from 1 to 4,000,000,000"),

@@ -84,7 +84,7 @@ FIRST_STEPS = {
     "sets": ["sets.scoring.prepare"],
     "attack": ["evaluation.predict.warn_of_few_draws", "evaluation.falsify.read_certificates"],
     "analyze": [
-        "analysis.functions.read_logs",
+        "analysis.reading.read_logs",
         "cards.card.CardSpec.made",
         "cards.board.BoardSpec.text",
         "sets.table.ScoreLog.read",

@@ -4,9 +4,7 @@ name; what a reader can do on it: point at curves, find logs, look at images, al
 
 import base64
 import io
-import json
 import re
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,8 @@ from PIL import Image
 
 from smoothadv import __version__
 from smoothadv.analysis.figure_style import unbroken
-from smoothadv.records.logs import examples_path, manifest_path
+from smoothadv.records.logs import examples_path
+from support.analyzed_folder import log
 from support.report_page import HOSTILE, Page, certification, write_everything
 
 
@@ -160,37 +159,15 @@ def test_warnings_are_on_the_page(page):
 
 
 @pytest.fixture
-def report(analyze):
-    return partial(analyze, "report")
-
-
-@pytest.fixture
-def text_of(report):
+def text_of(analyze):
     """The text of the page of some logs."""
 
     def make(*arguments: object) -> str:
-        outcome = report(*arguments, "-o", "a.html")
+        outcome = analyze("report", *arguments, "-o", "a.html")
         assert outcome.code == 0, outcome.err
         return Path("a.html").read_text()
 
     return make
-
-
-def test_equal_logs_give_equal_bytes(report, workplace):
-    write_everything(workplace)
-    for name in ("one", "two"):
-        outcome = report("logs", "-o", f"{name}.html")
-        assert outcome.code == 0 and outcome.out == f"wrote {name}.html\n"
-    assert (workplace / "one.html").read_bytes() == (workplace / "two.html").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("output", "path"), [("a.html", "a.html"), ("a", "a/report.html"), (None, "report.html")]
-)
-def test_page_is_a_file_or_in_a_folder(report, workplace, output, path):
-    certification(workplace / "sigma_0.50", "R")
-    assert report("sigma_0.50", *(["-o", output] if output else [])).out == f"wrote {path}\n"
-    assert (workplace / path).is_file()
 
 
 TRAINED = "{}/cifar10/resnet110/noise_{}/test/sigma_{}"
@@ -344,25 +321,14 @@ IMAGES = np.linspace(0, 0.6, 4 * 3 * 32 * 32, dtype=np.float32).reshape(4, 3, 32
 
 def attacked(path: str, epsilon: float, outcomes: str, shift: float | None) -> None:
     """A log of an attack; its examples are each image, shifted, unless ``shift`` is None."""
-    log, predict = Path(path), [{"R": 1, "W": 0, "A": -1}[letter] for letter in outcomes]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    rows = "".join(
-        f"{10 * row}\t1\t{found}\t{int(found == 1)}\n" for row, found in enumerate(predict)
-    )
-    log.write_text("idx\tlabel\tpredict\tcorrect\n" + rows)
-    known = {"dataset": "cifar10", "sigma": 0.5, "N": 100, "alpha": 0.001}
-    settings = {**known, "attack": {"name": "PGD", "epsilon": epsilon}}
-    manifest_path(log).write_text(json.dumps({"settings": settings, "runs": []}))
+    signs = [{"R": 1.0, "W": -1.0, "A": 0.0}[letter] for letter in outcomes]
+    log(path, signs, range(0, 40, 10), run={}, attack=epsilon, dataset="cifar10")
     if shift is not None:
-        np.savez(
-            examples_path(log),
-            idx=10 * np.arange(4),
-            image=IMAGES,
-            adversarial=IMAGES + np.float32(shift),
-        )
+        images = {"image": IMAGES, "adversarial": IMAGES + np.float32(shift)}
+        np.savez(examples_path(Path(path)), idx=10 * np.arange(4), **images)
 
 
-def test_images_that_no_model_gets_right_are_shown(text_of, report):
+def test_images_that_no_model_gets_right_are_shown(text_of, analyze):
     """0 and 30 are wrong under every attack; the weakest that is saved shifts by 0.01, which is 0.1
     when magnified.
     """
@@ -396,7 +362,7 @@ def test_images_that_no_model_gets_right_are_shown(text_of, report):
     examples_path(Path("logs/weak.tsv")).write_bytes(b"PK of something else")
     assert "within l2 radius 1, " in text_of("logs"), "the other archive is whole"
     examples_path(Path("logs/strong.tsv")).unlink()
-    outcome = report("logs", "-o", "a.html")
+    outcome = analyze("report", "logs", "-o", "a.html")
     assert (
         outcome.code == 0
         and "weak.npz cannot be read" in outcome.err

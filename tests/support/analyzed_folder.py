@@ -63,14 +63,14 @@ FIVE = {**SELECTION, "max": 5}
 
 
 def log(path: str, radii: list[float], idx=None, run=SELECTION, attack=None, **settings) -> Path:
-    """A log of ours on every second image: right within each radius, or an abstention where it is
-    0.
+    """A log of ours on every second image: right within each radius, wrong where it is negative, or
+    an abstention where it is 0.
     """
     place = Path(path)
     place.parent.mkdir(parents=True, exist_ok=True)
     idx = list(idx or range(0, 2 * len(radii), 2))
     rows = [
-        f"{i}\t1\t{1 if radius else -1}\t{radius}\t{int(radius > 0)}\n"
+        f"{i}\t1\t{int(radius > 0) if radius else -1}\t{abs(radius)}\t{int(radius > 0)}\n"
         for i, radius in zip(idx, radii)
     ]
     place.write_text("idx\tlabel\tpredict\tradius\tcorrect\n" + "".join(rows))

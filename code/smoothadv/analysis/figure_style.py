@@ -32,17 +32,12 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 # One fewer than colours, so that the pairs differ for 56 curves.
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _MARKS_PER_CURVE = 5
-_INSIDE: dict[str, Any] = {
-    "loc": "upper right",
-    "framealpha": 0.85,
-    "edgecolor": "none",
-    "handlelength": 3,
-}
-_BELOW: dict[str, Any] = {
-    "loc": "outside lower center",
-    "frameon": False,
-    "fontsize": "small",
-    "handlelength": 3.4,
+_STYLE = {
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "grid.color": "0.9",
 }
 _ENTRIES_INSIDE = 6
 _CHARACTERS_INSIDE = 28
@@ -61,15 +56,11 @@ class Titled:
 
 def new_figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure with panels side by side, with faint lines behind their curves."""
-    from matplotlib.figure import Figure
+    from matplotlib import figure, rc_context
 
-    figure = Figure(figsize=(6.0 if panels == 1 else 4.6 * panels, 4.0), layout="constrained")
-    all_axes = list(figure.subplots(1, panels, squeeze=False)[0])
-    for axes in all_axes:
-        axes.grid(color="0.9")
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure, all_axes
+    drawn = figure.Figure((6.0 if panels == 1 else 4.6 * panels, 4.0), layout="constrained")
+    with rc_context(_STYLE):
+        return drawn, [*drawn.subplots(1, panels, squeeze=False)[0]]
 
 
 def line_styles(count: int) -> list[dict[str, Any]]:
@@ -241,10 +232,20 @@ def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool =
     lines = [line for label in labels for line in label.split("\n")]
     longest = max(map(len, lines), default=0)
     if inside and len(labels) <= _ENTRIES_INSIDE and longest <= _CHARACTERS_INSIDE:
-        legend = axes.legend(handles, blanks, **_INSIDE)
+        legend = axes.legend(
+            handles, blanks, loc="upper right", framealpha=0.85, edgecolor="none", handlelength=3
+        )
     else:
         columns = 2 if longest <= _CHARACTERS_BESIDE_ANOTHER else 1
-        legend = figure.legend(handles, blanks, ncols=columns, **_BELOW)
+        legend = figure.legend(
+            handles,
+            blanks,
+            ncols=columns,
+            loc="outside lower center",
+            frameon=False,
+            fontsize="small",
+            handlelength=3.4,
+        )
         width, height = figure.get_size_inches()
         figure.set_size_inches(width, height + 0.19 * -(-len(lines) // columns))
     drawn = [artist for axes in figure.axes for artist in axes.get_children()]

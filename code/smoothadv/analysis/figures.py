@@ -8,7 +8,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -317,7 +317,6 @@ _BESIDE_PANELS, _AROUND_PANEL, _BELOW_PANELS = 1.6, 0.5, 0.5
 _NARROWEST, _WIDEST = 4.0, 8.6
 _FONT_SIZE = 10
 _MOST_PANELS_BESIDE, _MOST_PANELS = 3, 12
-_Cells: TypeAlias = dict[tuple[Value, Value], list[Log]]
 
 
 @ANALYSES.register("heat_map")
@@ -381,7 +380,7 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
 
     def _draw(
         self,
-        cells: _Cells,
+        cells: dict[tuple[Value, Value], list[Log]],
         values: np.ndarray,
         radii: Sequence[Radius],
         *sides: Sequence[Value],

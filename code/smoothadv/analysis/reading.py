@@ -1,21 +1,37 @@
 """Finds, reads and judges logs: files, folders, globs and named groups become logs with names,
 unless radii cannot be true, compared with their counts and with the largest that n allows.
+``LogsSpec`` says which logs an analysis reads.
 """
 
 import glob
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from smoothadv.analysis.facts import Facts, Value, facts_of
-from smoothadv.analysis.logs import Log, Logs, group_by, sizes_of
-from smoothadv.base.errors import UserError, counted, escape
+from smoothadv.analysis.facts import FIELDS, Facts, Value, facts_of
+from smoothadv.analysis.logs import (
+    Log,
+    Logs,
+    comparison_warnings,
+    condition,
+    group_by,
+    restrict,
+    sizes_of,
+)
+from smoothadv.base.errors import UserError, counted, escape, warn
 from smoothadv.base.progress import Progress
+from smoothadv.base.settings import (
+    Checked,
+    positive_int,
+    positive_noise_level,
+    probability,
+    setting,
+)
 from smoothadv.base.tables import kept_rows
 from smoothadv.records.logs import DENOISER, MANIFEST, SHARDS
 from smoothadv.records.manifests import IMAGE_SET, METHODS
@@ -27,9 +43,9 @@ from smoothadv.statistics.exact import Exact
 from smoothadv.statistics.grey_noise import grey_noise_distance
 from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE, GridProcedure
 
+_STATED = "for logs that do not state it, or state it wrongly"
 _USUAL_SIGMAS = 0.06, 0.12, 0.125, 0.25, 0.5, 0.75, 1.0, 2.0
 _FEWEST_TO_JUDGE = 20
-Warn = Callable[[str], None]
 _READ_BY = {
     "prediction": "; for predictions there are empirical and compare",
     "training": "; for training plot_training",
@@ -44,11 +60,78 @@ class _Found(NamedTuple):
     is_named: bool = False  # it is a fault if it is no log; a file that a search found is skipped
 
 
+@dataclass(frozen=True, kw_only=True)
+class LogsSpec(Checked):
+    """Which logs an analysis reads."""
+
+    logs: tuple[str, ...] = setting(
+        parse=str,
+        flag="logs",
+        metavar="LOG",
+        group="logs",
+        keyword=False,
+        help="files, folders (searched throughout) or globs; NAME=LOG puts them into the group "
+        "NAME",
+    )
+    where: tuple[str, ...] = setting(
+        (),
+        parse=condition,
+        metavar="FIELD=VALUE",
+        group="logs",
+        help=f"use only logs with these hyper-parameters ({', '.join(FIELDS)})",
+    )
+    sigma: float | None = setting(
+        None, parse=positive_noise_level, metavar="S", group="logs", help=f"sigma, {_STATED}"
+    )
+    n: int | None = setting(
+        None, parse=positive_int, flag="--N", group="logs", help=f"N, {_STATED}"
+    )
+    alpha: float | None = setting(
+        None, parse=probability, metavar="A", group="logs", help=f"alpha, {_STATED}"
+    )
+    dimension: int | None = setting(
+        None,
+        parse=positive_int,
+        metavar="D",
+        group="logs",
+        help=f"number of coordinates of an image, for l_inf radii, {_STATED}",
+    )
+
+    def read(self, kinds: Collection[str], paired: bool) -> Logs:
+        """The logs of these kinds, with warnings about differences between them, if ``paired`` on
+        common examples; UserError where there are none.
+        """
+        names = {"sigma": self.sigma, "N": self.n, "alpha": self.alpha, "dimension": self.dimension}
+        logs = restrict(read_logs(self.logs, kinds, names, warn), self.where)
+        for note in comparison_warnings(logs, paired):
+            warn(note)
+        return logs
+
+
+def paths(given: tuple[Any, ...]) -> tuple[str, ...]:
+    """Files, folders and globs that were given one by one, as a list, or as a dict from NAME to one
+    or several, which stand for NAME=LOG.
+    """
+    several = len(given) == 1 and not isinstance(given[0], (str, os.PathLike))
+    logs: Any = given[0] if several else given
+    groups = logs if isinstance(logs, Mapping) else {"": logs}
+    found = list[str]()
+    for name, those in groups.items():
+        if hasattr(those, "iloc"):
+            raise UserError("logs: found a DataFrame, expected files: certify(log=...) writes one")
+        try:
+            listed = [those] if isinstance(those, (str, os.PathLike)) else those
+            found += [f"{name}={os.fspath(log)}" if name else os.fspath(log) for log in listed]
+        except TypeError:
+            raise UserError(f"logs: found {those!r:.200}, expected strings or paths") from None
+    return tuple(found)
+
+
 def read_logs(
     arguments: Sequence[str],
     kinds: Collection[str] = ("certification",),
     stated: Mapping[str, Value] | None = None,
-    warn: Warn = lambda message: None,
+    warn: Callable[[str], None] = lambda message: None,
 ) -> Logs:
     """The logs of the given ``kinds`` that files, folders (searched throughout) and globs name.
 

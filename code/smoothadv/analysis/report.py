@@ -273,17 +273,7 @@ def page(
     sections: Sequence[Section],
 ) -> str:
     """The HTML page with these sections below its title, a few ``facts`` and the warnings."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("smoothadv.analysis", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    return environment.get_template("report.html.jinja").render(
+    return template("smoothadv.analysis", "report.html.jinja", autoescape=True).render(
         title=title,
         version=__version__,
         facts=facts,
@@ -293,6 +283,21 @@ def page(
         readings=readings,
         legend_entries=legend_entries,
     )
+
+
+def template(package: str, name: str, autoescape: bool = False) -> Any:
+    """The template of jinja2 that is in a package."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader(package, ""),
+        autoescape=autoescape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    return environment.get_template(name)
 
 
 def _titled(*words: str) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from smoothadv.analysis.compare import mcnemar_p_value
-from smoothadv.analysis.functions import paths
 from smoothadv.analysis.logs import group_by
+from smoothadv.analysis.reading import paths
 from smoothadv.analysis.report import Section, page, part
 from smoothadv.analysis.table_formats import (
     FORMATS,

@@ -44,9 +44,8 @@ import numpy as np
 from scipy import special
 
 from smoothadv.analysis.facts import FIELDS, Value, facts_of
-from smoothadv.analysis.functions import paths
 from smoothadv.analysis.logs import Log, condition
-from smoothadv.analysis.reading import read_logs, rounding_notes
+from smoothadv.analysis.reading import paths, read_logs, rounding_notes
 from smoothadv.base.errors import UserError, counted, escape
 from smoothadv.base.files import digest, file_digest, read_json, refuse_to_replace, write_json
 from smoothadv.base.settings import (
@@ -416,13 +415,12 @@ def shares(hundredths: np.ndarray, radii: Iterable[float]) -> dict[str, list[flo
     """Certified accuracies at multiples of 0.01, each with the ends of its interval, by the radius
     as a text.
     """
-    found = {}
-    for radius in radii:
-        right = int((hundredths > round(PER_UNIT * radius)).sum())
-        found[f"{radius:g}"] = _rounded(
-            right / len(hundredths), *binomial_interval(right, len(hundredths), LEVEL)
-        )
-    return found
+    count = len(hundredths)
+    found = {f"{one:g}": int((hundredths > round(PER_UNIT * one)).sum()) for one in radii}
+    return {
+        radius: _rounded(right / count, *binomial_interval(right, count, LEVEL))
+        for radius, right in found.items()
+    }
 
 
 def mean_with_interval(values: np.ndarray) -> list[float]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.analysis.facts import FIELDS, display, recipe_facts
+from smoothadv.analysis.report import template
 from smoothadv.analysis.table_formats import FORMATS, Table, columns_of
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import write_atomically
@@ -27,12 +28,6 @@ _EXAMPLES = """examples:
   python code/certify.py cifar10 hf-hub:me/pgd-0.25 0.25 logs/pgd_0.25.tsv --skip 20
 With --to nothing is uploaded. It needs pip install 'smoothadv[hub]', and a token: hf auth login.
 """
-_TAGS = ("randomized-smoothing", "certified-robustness", "adversarial-robustness")
-_CERTIFIED = """## Certified
-
-Certified accuracy in % at l2 radii, and the average certified radius (ACR), with 95% intervals over
-the choice of images. n noisy images are drawn for each certificate, which is false with probability
-at most alpha. The last column before these values says what was verified."""
 
 
 def _repository(text: str) -> str:
@@ -144,52 +139,38 @@ def files_of(spec: PushSpec) -> dict[str, bytes]:
 
 
 def _model_card(spec: PushSpec, fields: dict[str, Any], board: str) -> str:
-    dataset, denoises = str(fields.get("dataset") or "DATASET"), fields.get("denoiser")
     # With a colon it may be a folder or a file of the user's, whose place says nothing to others.
-    kind, _, place = dataset.partition(":")
-    is_public = fields.get("dataset") and not place
-    dataset = "DATASET" if place else dataset
-    header = {
-        "library_name": "smoothadv",
-        "pipeline_tag": "image-to-image" if denoises else "image-classification",
-        "tags": _TAGS,
-        "datasets": [dataset] if is_public else None,
-        "license": spec.license,
-    }
-    # JSON is YAML, too.
-    lines = [f"{name}: {json.dumps(one)}" for name, one in header.items() if one is not None]
-    facts = recipe_facts(flat(fields.get("recipe") or {}))
-    facts |= {"dataset": kind if fields.get("dataset") else None, "arch": fields["arch"]}
-    facts["noise"] = fields.get("noise_sd")
+    kind, _, place = str(fields.get("dataset") or "").partition(":")
+    recipe, denoises, name = (
+        fields.get("recipe") or {},
+        fields.get("denoiser"),
+        HUB + spec.repository,
+    )
+    facts = recipe_facts(flat(recipe))
+    facts |= {"dataset": kind, "arch": fields["arch"], "noise": fields.get("noise_sd")}
     rows = [
         [FIELDS[one], display(one, facts[one])]
         for one in FIELDS
         if facts.get(one) not in (None, "")
     ]
-    name, sigma = f"{HUB}{spec.repository}", facts["noise"] or "SIGMA"
-    command, function = f"{dataset} {name} {sigma} LOG", f'"{name}", "{dataset}"'
-    if denoises:
-        command = f"{dataset} MODEL {sigma} LOG --denoiser {name}"
-        function = f'"MODEL", "{dataset}", denoiser="{name}"'
-    recipe = fields.get("recipe") or {}
-    before = {"denoiser": recipe.get("behind") and "DENOISER", "resize": recipe.get("resize")}
-    for option, value in before.items():
-        command += f" --{option} {value}" if value else ""
-        function += f', {option}="{value}"' if value else ""
-    parts = [
-        "---",
-        *lines,
-        "---",
-        f"\n# {spec.repository}\n",
-        f"A {'denoiser before a' if denoises else 'base'} classifier for randomized smoothing.",
-        "Noise and radii are on images in [0, 1].\n",
-        FORMATS["markdown"](Table(columns_of("text", name="setting", value="value"), rows)),
-        "## Use\n",
-        f"    pip install 'smoothadv[hub]'\n    smoothadv certify {command}\n",
-        f"In Python: `rows = smoothadv.certify({function}, sigma={sigma})`\n",
-        f"{_CERTIFIED}\n\n{board}" * bool(board),
-    ]
-    return "\n".join(parts)
+    options = {
+        "denoiser": name if denoises else recipe.get("behind") and "DENOISER",
+        "resize": recipe.get("resize"),
+    }
+    return template("smoothadv.cards", "model_card.md.jinja").render(
+        json=json.dumps,
+        repository=spec.repository,
+        name=name,
+        license=spec.license,
+        dataset=None if place else kind,
+        noise=facts["noise"],
+        denoises=denoises,
+        options=[(option, value) for option, value in options.items() if value],
+        settings=FORMATS["markdown"](
+            Table(columns_of("text", name="setting", value="value"), rows)
+        ),
+        board=board,
+    )
 
 
 make_parser = partial(

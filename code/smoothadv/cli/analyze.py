@@ -10,7 +10,7 @@ from typing import Any
 
 from smoothadv.analysis import ANALYSES
 from smoothadv.analysis.figure_style import save
-from smoothadv.analysis.functions import LogsSpec
+from smoothadv.analysis.reading import LogsSpec
 from smoothadv.analysis.table_formats import FORMATS
 from smoothadv.base import annexes
 from smoothadv.base.errors import UsageError
@@ -136,7 +136,7 @@ def _analyze(parser: Parser, options: Options, words: Sequence[str]) -> None:
     files = _files(name, component.makes, asked)
     for form, path in files:
         refuse_to_replace(path, *_REPLACED[form])
-    made: Any = analysis(asked.read(component))
+    made: Any = analysis(asked.read(component.kinds, component.pairs_examples))
     if component.makes == "table":
         _write_table(made, asked)
     for form, path in files:
