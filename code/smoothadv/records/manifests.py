@@ -142,8 +142,12 @@ def record_of(named: str, indices: Iterable[int]) -> dict[str, Any]:
     how many they are, and the SHA-256 of them, one a line, by which people compare sets.
     """
     texts = [str(index) for index in sorted({*indices})]
+    file = Path(named).name  # without its folder, which is of one machine
+    name = escape(escape(file, None), 60)
+    if file != named and re.fullmatch("[0-9.,-]+|per-class:.*", name):
+        name = f"./{name}"  # without which it names other images
     return {
-        "named": escape(Path(named).name, 60),  # of a file, whose folder is of one machine
+        "named": name,
         "count": len(texts),
         "sha256": digest(f"{text}\n" for text in texts),
         "indices": ",".join(texts),
