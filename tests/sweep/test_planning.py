@@ -196,9 +196,7 @@ def test_planned_settings_are_what_the_manifest_says(model, kind):
     listed = Path("grids/7-8")
     listed.parent.mkdir()
     listed.write_text("7\n358\n")
-    path = write_grid(
-        Path("grids/grid.toml"), {"noise": 0.25}, models=models, **{command: [table]}
-    )
+    path = write_grid(Path("grids/grid.toml"), {"noise": 0.25}, models=models, **{command: [table]})
     (job,) = jobs_of(path)
     (stage,) = job.evaluations
     assert not stage.progress().is_complete and job.training.progress().is_complete

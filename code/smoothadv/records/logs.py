@@ -104,7 +104,7 @@ _MANIFEST, _SHARDS = ".manifest.json", ".shards"
 
 def _beside(log: Path, *, ending: str, instead_of: str = "") -> Path:
     """The path beside a log that has the log's name with this ``ending``."""
-    return log.with_name(log.name.removesuffix(instead_of) + ending)
+    return log.parent / (log.name.removesuffix(instead_of) + ending)
 
 
 manifest_path = partial(_beside, ending=_MANIFEST)
@@ -177,6 +177,8 @@ def read_manifest_file(log: Path) -> dict[str, Any]:
         reason = f"it {fault}"
     except (OSError, ValueError) as error:
         reason = str(getattr(error, "strerror", None) or error)
+    if not log.is_file():
+        raise UserError(f"{log} is no file: name a log")
     raise UserError(
         f"{log} is left in doubt: its manifest {manifest} is missing or unreadable ({reason}), so "
         "it is unknown how its rows were made"
