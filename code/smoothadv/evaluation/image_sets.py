@@ -8,14 +8,7 @@ from smoothadv.base.errors import UserError, counted, escape
 from smoothadv.base.files import digest
 from smoothadv.base.settings import SettingError, refuse_any
 from smoothadv.datasets import ImageDataset, refusing
-
-_RANGE = "([0-9]{1,10})(?:-([0-9]{1,10}))?"
-_LIST, _OF_CLASSES = f"{_RANGE}(?:,{_RANGE})*", "per-class:([1-9][0-9]{0,8})(?::([0-9]{1,9}))?"
-
-
-def in_file(text: str) -> bool:
-    """Whether a set of images with this name is the content of a file."""
-    return not re.fullmatch(f"{_LIST}|{_OF_CLASSES}", text)
+from smoothadv.records.manifests import OF_CLASSES, RANGE, in_file
 
 
 def image_set(text: str) -> str:
@@ -40,7 +33,7 @@ def images_named(text: str, dataset: ImageDataset) -> list[int]:
     size, found, words = len(dataset), list[int](), text.split(",")
     what = f"images {escape(text, 80)}: '{dataset.description.name}' has"
     files = dict[str, int]()
-    if drawn := re.fullmatch(_OF_CLASSES, text):
+    if drawn := re.fullmatch(OF_CLASSES, text):
         found, words = _of_each_class(dataset, int(drawn[1]), int(drawn[2] or 0), what), []
     elif in_file(text):
         with refusing(f"'{escape(text, 80)}' cannot be read as a list of images"):
@@ -51,7 +44,7 @@ def images_named(text: str, dataset: ImageDataset) -> list[int]:
             word for line in lines if (word := line.strip()) in files or word[:1] not in ("", "#")
         ]
     for word in words:
-        if not re.fullmatch(_RANGE, word) and word not in files:
+        if not re.fullmatch(RANGE, word) and word not in files:
             raise UserError(
                 f"{what} no image file '{escape(word, 80)}'"
                 + (f", but ones like '{escape(next(iter(files)), 80)}'" if files else "")

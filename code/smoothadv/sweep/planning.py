@@ -12,8 +12,8 @@ from smoothadv.analysis.radii import AtRadii
 from smoothadv.analysis.reading import read_logs
 from smoothadv.base import plugins
 from smoothadv.base.errors import UserError, warn
-from smoothadv.evaluation.image_sets import in_file
 from smoothadv.models.name import MEANS, Members
+from smoothadv.records.manifests import in_file
 from smoothadv.sweep.folders import (
     NAMED_OPTIONS,
     evaluation_name,
