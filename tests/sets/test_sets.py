@@ -276,8 +276,8 @@ def test_refusals_name_what_is_wrong(logs, checkpoint, capsys, workplace):
         (["sets", logs["clean"], "-o", "stages.toml"], ["does not end"], 2),
         (["summary", logs["clean"]], ["scores log", "sets"], 1),
         (["sets", "stages.toml"], ["manifest"], 1),
-        (["sets", "new.tsv"], ["new.tsv is no file"], 1),
-        (["sets", "."], [". is no file"], 1),
+        (["sets", "new.tsv"], ["new.tsv is missing, or no file"], 1),
+        (["sets", "."], [". is missing, or no file"], 1),
         (["sets", logs["clean"], logs["clean"]], ["clean.tsv has the rows of", "leave one"], 1),
         (["sets", logs["clean"], "--radii", 0, 0], ["--radii: found [0.0, 0.0]", "twice"], 2),
     ]:

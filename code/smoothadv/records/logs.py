@@ -178,7 +178,7 @@ def read_manifest_file(log: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = str(getattr(error, "strerror", None) or error)
     if not (log.is_file() or manifest.exists()):
-        raise UserError(f"{log} is no file: name a log")
+        raise UserError(f"{log} is missing, or no file: name a log")
     raise UserError(
         f"{log} is left in doubt: its manifest {manifest} is missing or unreadable ({reason}), so "
         "it is unknown how its rows were made"
