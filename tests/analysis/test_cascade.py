@@ -10,7 +10,7 @@ from scipy import stats
 import smoothadv
 from smoothadv.analysis.compare import estimated_radii
 from smoothadv.base.errors import UserError
-from support.analyzed_folder import log
+from support.analyzed_folder import FIVE, log
 from support.models import IntervalClassifier
 
 quantile = stats.norm.ppf
@@ -91,8 +91,26 @@ def test_counts_say_more_than_the_radius_of_a_grid(workplace):
     assert found.loc["b"].average <= 0.05
 
 
-def test_logs_of_several_stages_are_refused(workplace):
-    log("a.tsv", [0.25] * 4)
-    log("b.tsv", [0.1] * 4, sigmas=[0.5, 0.25], threshold=0.7)
-    with pytest.raises(UserError, match="b.tsv has several stages: give logs of single models"):
+def test_images_that_all_logs_hold_are_paired_and_others_said_to_be_left_out(workplace):
+    log("a.tsv", [0.5] * 5, run=FIVE)
+    log("b.tsv", [0.1] * 5 + [0.5] * 5)
+    with pytest.warns(UserWarning) as said:
+        table = smoothadv.cascade("a.tsv", "b.tsv", radii=[0.25])
+    sentence = "only the 5 examples that all logs hold, of 5 and 10, are compared"
+    assert [str(each.message) for each in said] == [sentence]
+    assert table.set_index("cascade").loc["b", "0.25"] == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"sigmas": [0.5, 0.25], "threshold": 0.7}, "b.tsv has several stages: give logs of sing"),
+        ({"dataset": "mnist"}, "a.tsv and b.tsv are not on the same images, but of digits, mnist"),
+        ({"idx": range(1, 9, 2)}, "a.tsv and b.tsv have no example in common"),
+    ],
+)
+def test_logs_of_several_stages_or_of_other_images_are_refused(workplace, settings, words):
+    log("a.tsv", [0.25] * 4, dataset="digits")
+    log("b.tsv", [0.1] * 4, **settings)
+    with pytest.raises(UserError, match=words):
         smoothadv.cascade("a.tsv", "b.tsv")

@@ -102,7 +102,7 @@ def logs(checkpoints, integers, tmp_path_factory):
         ("predict", pgd, 0.25, "predicted.tsv", *attack, "DDN", "--epsilon", 0.5),
         ("attack", pgd, 0.25, "attacked", *attack, "PGD", "--epsilon", 0.5),
         ("attack", pgd, 0.25, "falsified", *attack, "PGD", "--against", folder / "exact.tsv"),
-        ("sets", pgd, 0.25, "sets.tsv", "--radii", 0),
+        ("sets", pgd, 0.25, "sets@0.tsv", "--radii", 0),
         ("sets", pgd, 0.25, "counted.tsv", "--radii", 0, "--N", 5),
     ]:
         few = ["--max", 12] if command == "sets" else ["--N", 200, "--max", 2]
@@ -125,7 +125,7 @@ EACH = {
     "router.tsv": f"{PGD} sun2026dual",
     "predicted.tsv": f"{PGD} rony2019decoupling",
     "attacked": PGD,
-    "sets.tsv": f"{PGD} zargarbashi2025one",
+    "sets@0.tsv": f"{PGD} zargarbashi2025one",
     "counted.tsv": f"{PGD} zargarbashi2025one zargarbashi2025robust",
     "falsified": PGD,
     "cohen": "krizhevsky2009learning",
@@ -158,6 +158,7 @@ def test_each_entry_is_printed_once_with_its_reasons(logs, workplace, capsys, mo
     assert refused(
         call(capsys, "cite", logs / "trained", "-o", "mine.bib"), "mine.bib holds no output of cite"
     )
+    assert refused(call(capsys, "cite", "made"), "made is no file and no folder")
     assert (workplace / "made.bib").read_text() == printed.out
     keys = re.findall(r"^@\w+\{(\w+),", printed.out, re.MULTILINE)
     assert call(capsys, "cite", logs, "--keys").out == f"\\cite{{{','.join(keys)}}}\n"

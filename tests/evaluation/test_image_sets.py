@@ -17,7 +17,7 @@ from smoothadv.analysis.logs import comparison_warnings
 from smoothadv.analysis.reading import read_logs
 from smoothadv.datasets import describe_dataset, get_dataset
 from smoothadv.evaluation.image_sets import image_set, images_named
-from smoothadv.records.manifests import manifest_fault, record_of
+from smoothadv.records.manifests import in_file, manifest_fault, record_of
 from support.commands import call, refused, rows, settings_of, snapshot, succeed
 from support.image_files import random_image, save_image
 from support.refusals import refusal
@@ -39,7 +39,7 @@ def test_indices_are_those_of_the_ranges_and_of_the_lines(tmp_path_factory, indi
     random.shuffle(words)
     wanted = sorted({*indices, *range(last, last + more + 1)})
     assert images_named(image_set(",".join(words)), dataset) == wanted
-    lines = [f" {word} # 5" for word in words] + ["", "  ", "# 5", "\t#7 8"]
+    lines = [f" {word}\t" for word in words] + ["", "  ", "# 5", "\t#7 8"]
     random.shuffle(lines)
     path = tmp_path_factory.mktemp("sets") / "list, of 3.txt"
     path.write_text("\n".join(lines))
@@ -63,8 +63,8 @@ def test_images_of_each_class_are_those_of_the_smallest_digests(labels, each, se
 
 @pytest.fixture
 def folder(workplace) -> str:
-    """A dataset of files: two of a name in two classes, and one that has another name."""
-    for number, place in enumerate(("cat/a.png", "cat/b.png", "dog/a.png", "dog/7.png")):
+    """A dataset of files, some of whose names look like comments: of a name in two classes, two."""
+    for number, place in enumerate(("#cat/a.png", "#cat/b.png", "dog/a.png", "dog/7 #1.png")):
         save_image(Path("photos", place), random_image(number))
     return "imagefolder:photos"
 
@@ -72,12 +72,11 @@ def folder(workplace) -> str:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("5-9\nx", "is not a set of images"),
         *(
-            (text, "is not a set of images: write indices, like 3,7,20-30")
-            for text in ("", "x", "-3", "5-", "1,,2")
+            (text, "is no set of images and no file: write indices, like 3,7,20-30")
+            for text in ("5-9\nx", "", "x", "-3", "5-", "1,,2", "per-class:0", "per-class:x")
         ),
-        *((text, "is not a set of images") for text in ("per-class:0", "per-class:x", "٣", "3.0")),
+        *((text, "is no set of images and no file") for text in ("٣", "3.0", "photos")),
         ("4", "'imagefolder:photos' has 4 images, and no image 4"),
         ("0-9999999999", "has 4 images, and no image 4"),
         ("9-5", "images 9-5: write 5-9, not 9-5"),
@@ -86,22 +85,23 @@ def folder(workplace) -> str:
         ("per-class:3", "has 2 images of class"),
         ("empty.txt", "images empty.txt: 'imagefolder:photos' has 4 images, and none is named"),
         ("twice.txt", "has one image 0, which is named twice"),
-        ("unknown.txt", "has no image file 'cow/a.png', but ones like 'cat/a.png'"),
+        ("unknown.txt", "has no image file 'cow/a.png', but ones like '#cat/a.png'"),
+        ("cut.txt", "has no image file 'dog/a.png # 3', but"),
         ("beyond.txt", "has 4 images, and no image 17"),
         ("binary.txt", "'binary.txt' cannot be read as a list of images"),
-        ("photos", "is not a set of images"),
     ],
 )
 def test_bad_names_get_one_line(folder, text, words):
     Path("empty.txt").write_text("# nothing\n\n")
-    Path("twice.txt").write_text("0\ncat/a.png\n")
+    Path("twice.txt").write_text("0\n#cat/a.png\n")
+    Path("cut.txt").write_text("dog/a.png # 3\n")
     Path("unknown.txt").write_text("cow/a.png\n")
     Path("beyond.txt").write_text("17\n")
     Path("binary.txt").write_bytes(b"\xff\xfe\x00")
     dataset = get_dataset(folder, "test")
     assert words in refusal(lambda: images_named(image_set(text), dataset))
-    Path("list.txt").write_text("dog/a.png\n# a comment\ncat/a.png  # another\n")
-    assert images_named("list.txt", dataset) == [0, 3]
+    Path("list.txt").write_text("dog/7 #1.png\n# a comment\n#dog/a.png\n#cat/b.png\n")
+    assert images_named("list.txt", dataset) == [1, 2]
 
 
 # Logs
@@ -113,8 +113,8 @@ SET = "3,8-11,350"
 def logs(checkpoint, tmp_path_factory) -> dict[str, Path]:
     """Logs of two named sets, one of them by two names, and of every tenth image."""
     folder = tmp_path_factory.mktemp("sets")
-    (folder / "list.txt").write_text("\n".join(map(str, [350, 3, 8, 9, 10, 11])))
-    chosen = {"listed": ("--images", SET), "file": ("--images", folder / "list.txt")}
+    (folder / "3-5").write_text("\n".join(map(str, [350, 3, 8, 9, 10, 11])))
+    chosen = {"listed": ("--images", SET), "file": ("--images", folder / "3-5")}
     chosen |= {"drawn": ("--images", "per-class:1"), "skipped": ("--skip", 60)}
     for name, options in chosen.items():
         numbers = ("--N", 100, "--device", "cpu", "--seed", int(name == "file"))
@@ -127,6 +127,7 @@ def test_log_has_these_images_and_its_manifest_says_so(logs):
     sha256 = hashlib.sha256(b"3\n8\n9\n10\n11\n350\n").hexdigest()
     record = {"named": SET, "count": 6, "sha256": sha256, "indices": indices}
     assert settings_of(logs["listed"])["image_set"] == record
+    assert settings_of(logs["file"])["image_set"] == {**record, "named": "./3-5"}, "no range"
     assert sorted({int(row["label"]) for row in rows(logs["drawn"])}) == [*range(10)]
 
 
@@ -137,10 +138,15 @@ def test_other_names_of_the_same_images_continue_a_log_and_other_images_do_not(
     before = snapshot(logs["listed"].parent)
     Path("other.txt").write_text("8\n9\n10\n11\n350\n3\n")
     assert call(capsys, *command, "--images", "other.txt").code == 0
-    for options in (("--images", "3,8-11"), ("--images", "3,8-11,351"), (), ("--skip", 1)):
-        assert refused(
-            call(capsys, *command, *options), "image_set.sha256 was 'd", "--overwrite starts anew"
-        )
+    was = f"the set of images was {SET} (6 images), now"
+    for options, words in (
+        (("--images", "3,8-11"), "3,8-11 (5 images); image 350 is left out;"),
+        (("--images", "3,8-10,350-358"), "3,8-10,350-358 (13 images); image 11 is left out;"),
+        (("--images", "3,5,8-11,350"), "3,5,8-11,350 (7 images); image 5 is new;"),
+        ((), "that of --skip and --max;"),
+    ):
+        outcome = call(capsys, *command, *options)
+        assert refused(outcome, f"{was} {words} --overwrite starts anew"), outcome
     assert snapshot(logs["listed"].parent) == before
 
 
@@ -193,15 +199,22 @@ def test_any_other_record_is_refused(value):
     assert "image_set" in manifest_fault({"settings": {"image_set": value}, "runs": []})
 
 
+@given(st.text(min_size=1, max_size=30), st.integers(1, 3))
+def test_the_record_of_any_name_is_accepted_and_that_of_a_file_reads_as_no_range(name, times):
+    records = record_of(name * times, [3]), record_of(f"lists/{name * times}", [3])
+    assert not any(manifest_fault({"settings": {"image_set": one}, "runs": []}) for one in records)
+    assert in_file(records[1]["named"])
+
+
 def test_logs_of_other_images_are_told_apart_whatever_names_them(logs):
     sets = read_logs([str(logs[name]) for name in ("listed", "file")])
     assert {log.images for log in sets.all} == {""} and not any(log.progress for log in sets.all)
-    note = f"{logs['listed']}: images are chosen by name, --images {SET}"
-    assert note in comparison_warnings(sets)
+    note = f"{logs['listed']} and 1 more: images are chosen by name, --images {SET}, ./3-5"
+    assert [text for text in comparison_warnings(sets) if "by name" in text] == [note]
     sets = read_logs([str(logs[name]) for name in ("listed", "drawn", "skipped")])
     assert [log.label.text.removeprefix(log.name) for log in sets.all] == [
-        ", digits, 6 images of 3,8-11,350",
-        ", digits, 10 images of per-class:1",
+        ", digits, 6 images (3,8-11,350)",
+        ", digits, 10 images (per-class:1)",
         ", digits, 6 images",
     ]
     assert any("not all on the same test images" in text for text in comparison_warnings(sets))

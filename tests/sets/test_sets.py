@@ -16,6 +16,7 @@ from smoothadv.datasets import get_dataset
 from smoothadv.noise import GaussianNoise
 from smoothadv.sets.coverage import draws_under_attack
 from smoothadv.sets.scores import ScoreLog
+from smoothadv.sets.table import SetsTable
 from support.commands import call, refused, rows, succeed
 from support.evaluations import key_of_log
 from support.models import ProbitClassifier
@@ -258,6 +259,7 @@ def test_refusals_name_what_is_wrong(logs, checkpoint, capsys, workplace):
     sets = ["digits", checkpoint, 0.25, "new.tsv", "--device", "cpu"]
     for options, words, code in [
         (["--radii", 64], ["--radii", "64/255"], 2),
+        (["--radii", 0.1, "1/10"], ["--radii: found [0.1, 0.1]", "a size twice"], 2),
         (["--alpha", 1], ["--alpha"], 2),
         (["--calibration", 0], ["--calibration"], 2),
         (["--at-least", 0.2], ["--at-least", "--N"], 2),
@@ -274,6 +276,10 @@ def test_refusals_name_what_is_wrong(logs, checkpoint, capsys, workplace):
         (["sets", logs["clean"], "-o", "stages.toml"], ["does not end"], 2),
         (["summary", logs["clean"]], ["scores log", "sets"], 1),
         (["sets", "stages.toml"], ["manifest"], 1),
+        (["sets", "new.tsv"], ["new.tsv is missing, or no file"], 1),
+        (["sets", "."], [". is missing, or no file"], 1),
+        (["sets", logs["clean"], logs["clean"]], ["clean.tsv has the rows of", "leave one"], 1),
+        (["sets", logs["clean"], "--radii", 0, 0], ["--radii: found [0.0, 0.0]", "twice"], 2),
     ]:
         assert refused(call(capsys, "analyze", *arguments), *words, code=code), arguments
     succeed("certify", *sets[:3], "certified.tsv", "--max", 2, "--N", 9, "--device", "cpu")
@@ -281,6 +287,18 @@ def test_refusals_name_what_is_wrong(logs, checkpoint, capsys, workplace):
     assert refused(outcome, "no log of sets", "calibration")
     Path("mine.csv").write_text("mine")
     assert refused(call(capsys, "analyze", "sets", logs["clean"], "-o", "mine.csv"), "no table")
+
+
+@pytest.mark.parametrize(
+    ("alpha", "wanted"), [(None, [0.8, -1]), (0.2, [0.8, -1]), (0.3, [-1, -1])]
+)
+def test_nothing_is_wanted_of_an_alpha_or_radius_that_may_be_chosen_by_the_scores(
+    logs, alpha, wanted
+):
+    table = SetsTable(logs=(logs["clean"],), alpha=alpha, radii=(0.1, 0.05))
+    with pytest.warns(DoubtfulWarning, match="alpha and radius must be chosen before"):
+        found = table.table().frame()
+    assert [*found.wanted.astype(float).fillna(-1)] == pytest.approx(wanted)
 
 
 def test_log_that_lacks_images_is_said_to_and_shows_no_coverage(logs, script, capsys, tmp_path):

@@ -151,7 +151,7 @@ EVALUATED = {
         "certify",
         {**COUNTED, "N0": 50, "alpha": 0.01, "seed": 5, "batch": 50, "split": "train"},
     ),
-    "named": ("certify", {"N": 200, "images": "7,358"}),
+    "named": ("certify", {"N": 200, "images": "./7-8"}),  # a file
     "adaptive": ("certify", {**COUNTED, "method": "adaptive"}),
     "adaptive radii": (
         "certify",
@@ -192,10 +192,11 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("kind", EVALUATED)
 def test_planned_settings_are_what_the_manifest_says(model, kind):
-    command, table = EVALUATED[kind]
-    path = write_grid(
-        Path("grid.toml"), {"noise": 0.25}, models=str(model.parents[3]), **{command: [table]}
-    )
+    (command, table), models = EVALUATED[kind], str(model.parents[3])
+    listed = Path("grids/7-8")
+    listed.parent.mkdir()
+    listed.write_text("7\n358\n")
+    path = write_grid(Path("grids/grid.toml"), {"noise": 0.25}, models=models, **{command: [table]})
     (job,) = jobs_of(path)
     (stage,) = job.evaluations
     assert not stage.progress().is_complete and job.training.progress().is_complete
@@ -211,9 +212,9 @@ def test_planned_settings_are_what_the_manifest_says(model, kind):
     assert stage.progress().is_complete, str(stage.progress())
     assert stage.progress().done == 2 * len(stage.logs)
     if kind == "named":
-        path.write_text(path.read_text().replace("7,358", "7,357"))
+        listed.write_text("7\n357\n")
         (other,) = jobs_of(path)[0].evaluations
-        assert "image_set.sha256 was" in other.progress().conflict
+        assert "now ./7-8 (2 images); image 357 is new" in other.progress().conflict
     assert header(stage.logs[0])[0] == "idx"
 
 
@@ -304,6 +305,7 @@ BAD = {
         "--M",
     ),
     "bad certify value": (grid_text(PGD, certify=[{"N": 0}]), "[[certify]] 1", "--N"),
+    "no such list": (grid_text(PGD, certify=[{"images": "li.txt"}]), "[[certify]] 1", "./li.txt"),
     "sigma is a word": (grid_text(PGD, certify=[{"sigma": "loud"}]), "[[certify]] 1", "loud"),
     "foreign procedure option": (
         grid_text(PGD, certify=[{"radii": [0.5]}]),
@@ -341,6 +343,10 @@ REFUSED = {
         for what, (text, table, flag) in BAD.items()
     },
     "no such recipe": (grid_text({"noise": 0.25, "recipe": "none"}), ["none"]),
+    "no such image": (
+        grid_text(PGD, certify=[{"images": "0-359"}]),
+        ["1 error: grid grid.toml, [[certify]] 1: images 0-359: 'digits' has 359 images"],
+    ),
     "true for a number": (grid_text({"noise": True}), ["[[sweep]] 1", "noise"]),
     "false for a number": (grid_text({"noise": 0.25, "lr": False}), ["[[sweep]] 1", "lr"]),
     "false for a number of certify": (

@@ -76,12 +76,8 @@ class Comparison(AtRadii, Analysis):
         )
         if both[0].path.resolve() == both[1].path.resolve():
             warn(f"{both[0].path} is compared with itself")
-        pairs, sizes = pair_up(*both), [len(log.table) for log in both]
-        if max(sizes) > len(pairs):
-            warn(
-                f"only the {len(pairs):,} examples that both logs hold, of {sizes[0]:,} and "
-                f"{sizes[1]:,}, are compared"
-            )
+        pairs = pair_up(*both)
+        _warn_of_unshared(both, len(pairs))
         right = [pairs.correct_first.eq(1), pairs.correct_second.eq(1)]
         quantity, rows = "predictions", [self._row("accuracy", *right)]
         if logs.certification:
@@ -154,11 +150,27 @@ def pair_up(first: Log, second: Log) -> DataFrame:
     """The examples that are in both logs, side by side; UserError if there are none, or their
     labels differ.
     """
-    refuse_other_images([first, second], f"{first.path} and {second.path}")
-    pairs = first.table.merge(second.table, on="idx", suffixes=("_first", "_second"))
-    if pairs.empty:
-        raise UserError(f"{first.path} and {second.path} have no example in common")
-    return pairs
+    one, other = shared_rows([first, second])
+    return one.merge(other, on="idx", suffixes=("_first", "_second"))
+
+
+def shared_rows(logs: Sequence[Log]) -> list[DataFrame]:
+    """The rows of each log by idx, of the examples that all logs hold, in one order; UserError as
+    ``pair_up``.
+    """
+    named = " and ".join(str(log.path) for log in logs)
+    refuse_other_images(logs, named)
+    tables = [log.table.set_index("idx") for log in logs]
+    shared = reduce(lambda one, other: one.intersection(other), (each.index for each in tables))
+    if shared.empty:
+        raise UserError(f"{named} have no example in common")
+    return [table.loc[shared] for table in tables]
+
+
+def _warn_of_unshared(logs: Sequence[Log], shared: int) -> None:
+    if any(len(log.table) > shared for log in logs):
+        sizes = " and ".join(f"{len(log.table):,}" for log in logs)
+        warn(f"only the {shared:,} examples that all logs hold, of {sizes}, are compared")
 
 
 def mcnemar_p_value(only_first: int, only_second: int) -> float:
@@ -285,6 +297,7 @@ class CascadeEstimate(AtRadii, Analysis):
     stop early make the estimate too small
     """
 
+    pairs_examples: ClassVar[bool] = True
     # Rivals are taken as 1 - p_A where an image's class is that of the cascade, as p_A elsewhere.
     # p_A is bounded by the counts in a log, or is Phi(radius / sigma) without them.
     thresholds: Sequence[float] = setting(
@@ -307,15 +320,13 @@ class CascadeEstimate(AtRadii, Analysis):
             raise UserError(
                 f"cascade: found {counted(len(part), 'log')}, expected 2 to {_MOST_LOGS}"
             )
-        tables = [log.table.set_index("idx") for log in part]
-        images = reduce(lambda one, other: one.intersection(other), (t.index for t in tables))
-        if not len(images):
-            raise UserError("cascade: the logs have no image in common")
-        labels = tables[0].loc[images, "label"].to_numpy()
+        rows = shared_rows(part)
+        labels = rows[0].label.to_numpy()
+        _warn_of_unshared(part, len(labels))
         sigmas = [_sigma(log) for log in part]
         radii = self.chosen_radii_from_0(part)
         lengths = self.l2_lengths(part[0], radii)
-        chooses = np.arange(len(images)) % (self.choose_on or 1) == 0
+        chooses = np.arange(len(labels)) % (self.choose_on or 1) == 0
         measures = ~chooses if self.choose_on else chooses
         if not measures.any():
             raise UserError("--choose-on 1 leaves no image to measure: give 2 or more")
@@ -326,7 +337,6 @@ class CascadeEstimate(AtRadii, Analysis):
             average = float(np.maximum(found[measures], 0).mean())
             return [name, threshold, average, *accuracies]
 
-        rows = [table.loc[images] for table in tables]
         of_logs = [
             (at.predict.to_numpy(), _one_sided_radii(at, sigma, log.facts.alpha), sigma)
             for log, at, sigma in zip(part, rows, sigmas)

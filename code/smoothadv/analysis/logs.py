@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from smoothadv.analysis.facts import FIELDS, Facts, Value, display, unread_folders
 from smoothadv.analysis.table_formats import Cell, Column, Label, Table
-from smoothadv.base.errors import UserError
+from smoothadv.base.errors import UserError, escape
 from smoothadv.base.settings import SettingError, one_of, setting
 from smoothadv.records.logs import CLASS, SELECTION, numbered
 from smoothadv.records.manifests import IMAGE_SET, images_of
@@ -270,21 +270,18 @@ def comparison_warnings(logs: Logs, paired: bool = False) -> list[str]:
         for name, values in found.items()
         if len(values) > 1
     ]
-    sentences += [
-        f"{log.path}: {log.progress}; without --unfinished, the best log is chosen from the others"
-        for log in [*certification, *prediction]
-        if log.progress
-    ]
-    sentences += [
-        f"{first.path}{f' and {len(others)} more' if others else ''}: images are chosen by name, "
-        f"--images {name}"
-        for name, (first, *others) in group_by(
-            [*certification, *prediction], lambda log: log.facts.get(IMAGE_SET)
-        ).items()
-        if name
-    ]
+    both = [*certification, *prediction]
+    progress = "; ".join(dict.fromkeys(log.progress for log in both if log.progress))
+    named = dict.fromkeys(str(name) for log in both if (name := log.facts.get(IMAGE_SET)))
+    chosen = f"images are chosen by name, --images {escape(', '.join(named), 100)}"
+    begun = f"{progress}; without --unfinished, the best log is chosen from the others"
     noted = group_by(
-        ((note, log.path) for log in logs.all for note in log.notes), lambda pair: pair[0]
+        [
+            *((begun, log.path) for log in both if log.progress),
+            *((chosen, log.path) for log in both if log.facts.get(IMAGE_SET)),
+            *((note, log.path) for log in logs.all for note in log.notes),
+        ],
+        lambda pair: pair[0],
     )
     return sentences + [
         f"{first}{f' and {len(others)} more' if others else ''}: {note}"

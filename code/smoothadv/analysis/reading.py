@@ -335,14 +335,13 @@ def _image_set_names(logs: Sequence[Log]) -> list[str]:
         keys.append((log.facts.get("dataset"), indices, *(data if "dataset" in settings else ())))
     stated = {key[:2]: key for key in keys if len(key) > 2}
     keys = [key if len(key) > 2 else stated.get(key, key[:1]) for key in keys]
-    names: dict[tuple[object, ...], str] = {}
+    names, found = dict[tuple[object, ...], str](), list[str]()
     for key in dict.fromkeys(keys):
         of_set = [log for log, its in zip(logs, keys) if its == key]
-        name = f"{key[0] or 'unknown dataset'}, {sizes_of(of_set)} images" + next(
-            (f" of {named}" for log in of_set if (named := log.facts.get(IMAGE_SET))), ""
-        )
-        alike = sum(other.partition(" (")[0] == name for other in names.values())
-        names[key] = f"{name} (set {alike + 1})" if alike else name
+        named = (f" ({name})" for log in of_set if (name := log.facts.get(IMAGE_SET)))
+        found.append(f"{key[0] or 'unknown dataset'}, {sizes_of(of_set)} images{next(named, '')}")
+        alike = found.count(found[-1])
+        names[key] = found[-1] + f" (set {alike})" * (alike > 1)
     return _if_several(names[key] for key in keys)
 
 

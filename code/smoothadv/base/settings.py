@@ -45,7 +45,7 @@ from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from smoothadv.base.errors import UserError
+from smoothadv.base.errors import UsageError, UserError
 
 INPUT_LAYER_NAMES = ("normalize", "center", "half", "none")
 """Of ``architectures.INPUT_LAYERS``, which imports torch: a help text must not wait for that."""
@@ -71,6 +71,12 @@ def refuse_any(faults: Mapping[str, object], error: type[Exception] = UserError)
     for fault, is_so in faults.items():
         if is_so:
             raise error(fault)
+
+
+def refuse_twice(name: str, sizes: Collection[float]) -> None:
+    """UsageError where a size is there twice; ``name`` is that of the setting."""
+    if len({*sizes}) < len(sizes):
+        raise UsageError(f"{name}: found {[*sizes]}, which names a size twice")
 
 
 def number(

@@ -136,7 +136,8 @@ class CiteSpec(Checked):
         parse=Path,
         flag="logs",
         metavar="LOG",
-        help="log of certify, predict, attack or train, also a released one; or a folder of logs",
+        help="log of certify, predict, attack, sets or train, also a released one; or a folder of "
+        "logs",
     )
     keys: bool = setting(False, help=r"print \cite{...} with the keys, in place of the entries")
     output: Path | None = setting(
@@ -196,18 +197,21 @@ def reasons(places: Iterable[Path]) -> dict[str, list[str]]:
     """
     made: dict[tuple[str, str], Path] = {}
     for place in places:
+        if not place.exists():
+            raise UserError(f"{place} is no file and no folder: name logs")
         files = sorted(place.rglob("*")) if place.is_dir() else [place]
         logs = [path for path in files if kind_of_log(path)]
         if not logs:
             raise UserError(
-                f"{place} is no log of certify, predict, attack or train, nor holds one"
+                f"{place} is no log of certify, predict, attack, sets or train, nor holds one"
             )
         for path in logs:
             made |= {one: made.get(one, path) for one in components(path)}
     found: dict[str, list[str]] = {}
     for (kind, name), path in sorted(made.items(), key=lambda one: [*CREDITS].index(one[0][0])):
         for key in keys_of(kind, name):
-            why = f"{kind} {escape(name, 40)} of {escape(str(path))}"
+            # BibTeX takes each @ for the start of an entry.
+            why = f"{kind} {escape(name, 40)} of {escape(str(path))}".replace("@", " at ")
             found.setdefault(key, []).append(why)
     return found
 

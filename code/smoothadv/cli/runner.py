@@ -277,11 +277,12 @@ def command_line_of(
 
 @contextmanager
 def reading(source: str) -> Iterator[None]:
-    """Within this context, a usage error names ``source``, which is not the command line."""
+    """Within this context, bad input names ``source``, which is not the command line."""
     try:
         yield
-    except UsageError as error:
-        raise UsageError(f"{source}: {error}") from None
+    except UserError as error:
+        kind = UsageError if isinstance(error, UsageError) else UserError
+        raise kind(f"{source}: {error}") from None
 
 
 def invocation(command: str) -> str:

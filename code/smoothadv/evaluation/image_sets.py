@@ -8,16 +8,14 @@ from smoothadv.base.errors import UserError, counted, escape
 from smoothadv.base.files import digest
 from smoothadv.base.settings import SettingError, refuse_any
 from smoothadv.datasets import ImageDataset, refusing
-
-_RANGE = "([0-9]{1,10})(?:-([0-9]{1,10}))?"
-_LIST, _OF_CLASSES = f"{_RANGE}(?:,{_RANGE})*", "per-class:([1-9][0-9]{0,8})(?::([0-9]{1,9}))?"
+from smoothadv.records.manifests import OF_CLASSES, RANGE, in_file
 
 
 def image_set(text: str) -> str:
     """Parses the name of a set of images, as ``images_named`` reads it."""
-    if not re.fullmatch(f"{_LIST}|{_OF_CLASSES}", text) and not os.path.isfile(text):
+    if in_file(text) and not os.path.isfile(text):
         raise SettingError(
-            f"'{escape(text, 80)}' is not a set of images: write indices, like 3,7,20-30, "
+            f"'{escape(text, 80)}' is no set of images and no file: write indices, like 3,7,20-30, "
             "per-class:N or per-class:N:SEED for N of each class, or the path of a file with an "
             "index, or the name of an image file, in each line"
         )
@@ -29,23 +27,24 @@ def images_named(text: str, dataset: ImageDataset) -> list[int]:
     them, and where one is named twice.
 
     ``text`` is like "500-999" or "3,7,20-30", like "per-class:N" or "per-class:N:SEED", or the path
-    of a file with an index, or the name of an image file, like CLASS/FILE, in each line. In it, "#"
-    begins a comment.
+    of a file with an index, or the name of an image file, like CLASS/FILE, in each line. In it,
+    other lines that begin with "#" are comments.
     """
     size, found, words = len(dataset), list[int](), text.split(",")
     what = f"images {escape(text, 80)}: '{dataset.description.name}' has"
-    if drawn := re.fullmatch(_OF_CLASSES, text):
+    files = dict[str, int]()
+    if drawn := re.fullmatch(OF_CLASSES, text):
         found, words = _of_each_class(dataset, int(drawn[1]), int(drawn[2] or 0), what), []
-    elif not re.fullmatch(_LIST, text):
+    elif in_file(text):
         with refusing(f"'{escape(text, 80)}' cannot be read as a list of images"):
-            words = re.sub(
-                r"(?m)(^|\s)#.*$", "", Path(text).read_text(encoding="utf-8-sig")
-            ).splitlines()
-        words = [word for line in words if (word := line.strip())]
-    stored = getattr(dataset, "stored", None) if os.path.isfile(text) else None
-    files = {stored.place(index): index for index in range(size)} if stored else {}
+            lines = Path(text).read_text(encoding="utf-8-sig").splitlines()
+        if stored := getattr(dataset, "stored", None):
+            files = {stored.place(index): index for index in range(size)}
+        words = [
+            word for line in lines if (word := line.strip()) in files or word[:1] not in ("", "#")
+        ]
     for word in words:
-        if not re.fullmatch(_RANGE, word) and word not in files:
+        if not re.fullmatch(RANGE, word) and word not in files:
             raise UserError(
                 f"{what} no image file '{escape(word, 80)}'"
                 + (f", but ones like '{escape(next(iter(files)), 80)}'" if files else "")

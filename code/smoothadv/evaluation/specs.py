@@ -29,6 +29,7 @@ from smoothadv.base.settings import (
     perturbation_size,
     positive_int,
     probability,
+    refuse_twice,
     setting,
     settings_of,
     up_to_a_million,
@@ -515,10 +516,7 @@ class AttackSpec(_OutdirSpec):
         super().__post_init__()
         if not self.epsilons:
             self._set(epsilons=(self.attack.epsilon,))
-        if len(set(self.epsilons)) < len(self.epsilons):
-            raise UsageError(
-                f"epsilons: found {list(self.epsilons)}, which names a size twice (--epsilon)"
-            )
+        refuse_twice("--epsilon", self.epsilons)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,14 +2,14 @@
 
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from decimal import ROUND_DOWN, Context, Decimal
 from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
-from smoothadv.base.errors import UserError, warn
+from smoothadv.base.errors import UserError, counted, warn
 from smoothadv.base.files import read_json
 from smoothadv.records.manifests import CERTIFICATION_COLUMNS as CERTIFICATION_COLUMNS
 from smoothadv.records.manifests import IMAGE_SET, manifest_fault
@@ -112,7 +112,7 @@ MANIFEST, SHARDS = (
 
 def _beside(log: Path, *, ending: str, instead_of: str = "") -> Path:
     """The path beside a log that has the log's name with this ``ending``."""
-    return log.with_name(log.name.removesuffix(instead_of) + ending)
+    return log.parent / (log.name.removesuffix(instead_of) + ending)
 
 
 manifest_path = partial(_beside, ending=MANIFEST)
@@ -173,6 +173,8 @@ def read_manifest_file(log: Path) -> dict[str, Any]:
         reason = f"it {fault}"
     except (OSError, ValueError) as error:
         reason = str(getattr(error, "strerror", None) or error)
+    if not (log.is_file() or manifest.exists()):
+        raise UserError(f"{log} is missing, or no file: name a log")
     raise UserError(
         f"{log} is left in doubt: its manifest {manifest} is missing or unreadable ({reason}), so "
         "it is unknown how its rows were made"
@@ -208,38 +210,56 @@ def tsv(columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
 
 def differing_fields(before: dict[str, Any], now: dict[str, Any]) -> str:
     """ "sigma was 0.25, now 0.5; ..." for the fields in which two records differ, "" if none; of
-    digests and long lists of indices the beginnings. What only follows from others is left out.
+    digests the beginnings. What only follows from others is left out, and another name of the same
+    images is no difference.
     """
+    images = _differing_images(before.get(IMAGE_SET), now.get(IMAGE_SET))
     # Through JSON, where a tuple is a list, since the earlier record may come from there.
-    before, now = (flat(json.loads(json.dumps(record))) for record in (before, now))
+    before, now = (
+        flat(json.loads(json.dumps({**record, IMAGE_SET: None}))) for record in (before, now)
+    )
     differing = [field for field in {**before, **now} if before.get(field) != now.get(field)]
     is_other_denoiser = not _DENOISERS.keys().isdisjoint(differing)
     follows = re.compile(_FOLLOWS + "|timestep" * is_other_denoiser)
-    return "; ".join(
+    fields = (
         f"{_DENOISERS.get(field, field)} was {_brief(before.get(field))}, now "
         f"{_brief(now.get(field))}"
         for field in [one for one in differing if not follows.fullmatch(one)] or differing
     )
+    return "; ".join([*fields, *images])
 
 
 def _brief(value: Any) -> str:
     """A value of a manifest as messages show it."""
-    is_digest = isinstance(value, str) and re.fullmatch("[0-9a-f]{64}|[0-9,-]{64,}", value)
+    is_digest = isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value)
     return repr(value[:12] + "..." if is_digest else value)
+
+
+def _differing_images(*sets: dict[str, Any] | None) -> Iterator[str]:
+    """How two records of images that a name chose (None: no name did) differ, if they do: in their
+    names and counts, and in the first image that one of them alone has.
+    """
+    before, now = ({*each["indices"].split(",")} if each else set[str]() for each in sets)
+    if before != now:
+        was, is_now = (
+            f"{each['named']} ({counted(each['count'], 'image')})"
+            if each
+            else "that of --skip and --max"
+            for each in sets
+        )
+        yield f"the set of images was {was}, now {is_now}"
+    if before != now and None not in sets:
+        first = min(before ^ now, key=int)
+        yield f"image {first} is {'left out' if first in before else 'new'}"
 
 
 def differing_settings(before: dict[str, Any], now: dict[str, Any]) -> str:
     """As ``differing_fields``, for the settings of logs: only with --sound do other logits make
-    another log, and never another name of the same images.
+    another log.
     """
     if _are_other_logits(before, now) and (before.get("sound") or now.get("sound")):
         return f"{differing_fields(before, now)} (the logits are rounded by {_OTHER_PLACE})"
-    return differing_fields(
-        *(
-            {**each, LOGITS: None, IMAGE_SET: {**(each.get(IMAGE_SET) or {}), "named": None}}
-            for each in (before, now)
-        )
-    )
+    return differing_fields({**before, LOGITS: None}, {**now, LOGITS: None})
 
 
 def warn_of_other_logits(what: Path, before: dict[str, Any], *now: dict[str, Any]) -> None:

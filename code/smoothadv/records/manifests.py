@@ -37,6 +37,9 @@ CERTIFICATION_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time",
 SQUARED_RADIUS = "squared_radius"
 """The last column of a log of --sound."""
 IMAGE_SET = "image_set"
+RANGE = "([0-9]{1,10})(?:-([0-9]{1,10}))?"
+OF_CLASSES = "per-class:([1-9][0-9]{0,8})(?::([0-9]{1,9}))?"
+"""Names of sets of images: a part of one, and a whole one."""
 METHODS = {
     name: kind for name, kind in PROCEDURES.items() if kind.__module__.startswith("smoothadv.")
 }
@@ -137,13 +140,22 @@ def manifest_fault(manifest: Any) -> str:
     return ""
 
 
+def in_file(named: str) -> bool:
+    """Whether a set of images with this name is the content of a file."""
+    return not re.fullmatch(f"{RANGE}(?:,{RANGE})*|{OF_CLASSES}", named)
+
+
 def record_of(named: str, indices: Iterable[int]) -> dict[str, Any]:
     """What a manifest records of a set of images that is ``named`` so: the ascending ``indices``,
     how many they are, and the SHA-256 of them, one a line, by which people compare sets.
     """
     texts = [str(index) for index in sorted({*indices})]
+    file = Path(named).name  # without its folder, which is of one machine
+    name = escape(escape(file, None), 60)
+    if file != named and not in_file(name):
+        name = f"./{name}"  # without which it names other images
     return {
-        "named": escape(Path(named).name, 60),  # of a file, whose folder is of one machine
+        "named": name,
         "count": len(texts),
         "sha256": digest(f"{text}\n" for text in texts),
         "indices": ",".join(texts),

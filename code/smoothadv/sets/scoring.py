@@ -19,6 +19,7 @@ from smoothadv.base.settings import (
     perturbation_size,
     positive_int,
     probability,
+    refuse_twice,
     setting,
     takes,
 )
@@ -85,6 +86,7 @@ class SetsSpec(AttackedSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_twice("--radii", self.radii)
         if self.stages is not None:
             raise UsageError(f"sets are of one classifier, and the model is a {self.kind}")
         if self.at_least is not None and self.n == 1:

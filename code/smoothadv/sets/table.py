@@ -7,19 +7,25 @@ from pathlib import Path
 
 from smoothadv.analysis.figure_style import Figure, add_legend, line_styles, new_figure, save
 from smoothadv.analysis.table_formats import FORMATS, Annotated, Cell, Column, Table, columns_of
-from smoothadv.base.files import refuse_to_replace, write_atomically, write_text
+from smoothadv.base.errors import UserError, warn
+from smoothadv.base.files import file_digest, refuse_to_replace, write_atomically, write_text
 from smoothadv.base.settings import (
     Checked,
     SettingError,
     output_file,
     perturbation_size,
     probability,
+    refuse_twice,
     setting,
 )
 from smoothadv.sets.scores import ScoreLog
 from smoothadv.statistics.bounds import binomial_interval
 
 _LEVEL, _ENDS = 0.95, ("coverage_low", "coverage_high")
+_LATE = (
+    "alpha and radius must be chosen before anybody sees the scores; where the log does not record "
+    "that they were, nothing is guaranteed, and the column wanted is empty"
+)
 _FIGURES = {".png": b"\x89PNG\r\n", ".pdf": b"%PDF-", ".svg": b"<?xml"}
 _TABLES = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}
 _STARTS = b"| log", b"\\begin{tabular}", b"log,", b'[\n  {\n    "log"'
@@ -55,9 +61,15 @@ class SetsTable(Checked):
         "several times (default: a table on standard output)",
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_twice("--radii", self.radii)
+
     def table(self) -> Table:
         """A row for each log and radius. The interval of the coverage is over the images that are
-        tested. ``wanted`` is None where the attack goes beyond the radius.
+        tested. ``wanted`` is None where nothing is guaranteed: where the attack goes beyond the
+        radius, and where the log does not record alpha and radius as those chosen before it was
+        made. UserError where two logs have the same rows.
         """
         columns = [
             Column("log", "log", "text"),
@@ -68,18 +80,24 @@ class SetsTable(Checked):
             Column("size", "classes", "number"),
             *columns_of("fraction", single="one class", empty="no class"),
         ]
-        rows: list[list[Cell]] = []
+        rows, read = list[list[Cell]](), dict[str, ScoreLog]()
         for log in map(ScoreLog.read, self.logs):
-            for radius in self.radii or log.settings["radii"]:
-                sets = log.sets(radius, self.alpha)
-                wanted = 1 - (log.settings["alpha"] if self.alpha is None else self.alpha)
+            if (other := read.setdefault(file_digest(log.name), log)) is not log:
+                raise UserError(f"{log.name} has the rows of {other.name}: leave one out")
+            before = log.settings["alpha"], log.settings["radii"]
+            alpha = before[0] if self.alpha is None else self.alpha
+            for radius in self.radii or before[1]:
+                sets = log.sets(radius, alpha)
+                is_late = alpha != before[0] or radius not in before[1]
+                if is_late:
+                    warn(_LATE)
                 interval = binomial_interval(int(sets.covered.sum()), len(sets), _LEVEL)
                 shares = sets["size"].mean(), (sets["size"] == 1).mean(), (sets["size"] == 0).mean()
                 rows.append(
                     [
                         *(log.name, log.epsilon, radius, max(sets.threshold[0], 0.0)),
                         *(log.settings["N"], len(log.table) - len(sets), len(sets)),
-                        wanted if log.epsilon <= radius else None,
+                        None if is_late or log.epsilon > radius else 1 - alpha,
                         Annotated(sets.covered.mean(), interval=interval),
                         *map(float, shares),
                     ]

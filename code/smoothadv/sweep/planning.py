@@ -13,6 +13,7 @@ from smoothadv.analysis.reading import read_logs
 from smoothadv.base import plugins
 from smoothadv.base.errors import UserError, warn
 from smoothadv.models.name import MEANS, Members
+from smoothadv.records.manifests import in_file
 from smoothadv.sweep.folders import (
     NAMED_OPTIONS,
     evaluation_name,
@@ -209,6 +210,8 @@ class _Planner:
     def evaluation(self, table: EvaluationTable, sigma: Any, job: SweepJob) -> EvaluationStage:
         """An evaluation of a model, by certify or attack, at one sigma."""
         options = fill_placeholders(table.options, job.model.options, table.source)
+        if in_file(str(options.get("images", 0))):
+            options["images"] = os.path.join(self.grid.path.parent, options["images"])
         if sigma is None:
             sigma = _training_noise(table, job)
         sigma = fill_placeholders({"sigma": sigma}, job.model.options, table.source)["sigma"]
