@@ -389,7 +389,8 @@ CASES = [
     (["analyze", "summary", "corrupt.tar"], FAILURE, ["corrupt.tar"]),
     (["analyze", "summary", "binary"], FAILURE, ["binary"]),
     (["analyze", "summary", "header.tsv"], FAILURE, ["header.tsv", "no rows"]),
-    *((["cite", "log.tsv", one], FAILURE, [one, "no log"]) for one in ("folder", "gone", "binary")),
+    *((["cite", "log.tsv", one], FAILURE, [one, "no log"]) for one in ("folder", "binary")),
+    (["cite", "log.tsv", "gone"], FAILURE, ["gone", "no file"]),
     # Paths that name no file.
     *(
         ([*command, path], USAGE, ["OUTFILE", f"'{path}'", "the file to write"])
