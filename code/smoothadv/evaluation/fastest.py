@@ -38,10 +38,7 @@ def fastest(
     """The fields ``precision`` and ``compile`` that are fastest for ``draws`` noisy copies of
     images like ``image`` [C, H, W].
     """
-    names = ["fp32", "bf16", *["fp16"] * (device.type == "cuda")]
-    if is_of_integers(module):  # exact in one precision alone
-        names = ["fp32"]
-    forms = {name: _form(module, image, device, name) for name in names}
+    forms = {name: _form(module, image, device, name) for name in _precisions(module, device)}
     batch = spec.batch or default_batch(forms["fp32"], tuple(image.shape), device)
     images = image.to(device).expand(min(batch, max(draws, 1)), *image.shape)
     rates = _rates(forms, images)
@@ -66,6 +63,13 @@ def fastest(
         file=sys.stderr,
     )
     return {"precision": precision, "compile": is_compiled}
+
+
+def _precisions(module: torch.nn.Module, device: torch.device) -> list[str]:
+    """Those in which it can be computed; integers are exact in one alone."""
+    if is_of_integers(module):
+        return ["fp32"]
+    return ["fp32", "bf16", *["fp16"] * (device.type == "cuda")]
 
 
 def _form(
