@@ -60,7 +60,11 @@ PAGES = ["Dockerfile", "docs/install.md", "CONTRIBUTING.md"]
 def test_files_that_a_setup_names_are_there(repository, name):
     text = (repository / name).read_text()
     is_workflow = name.endswith(".yml")
-    jobs = pytest.importorskip("yaml").safe_load(text)["jobs"] if is_workflow else {}
+    jobs = (
+        pytest.importorskip("yaml", reason="PyYAML is not installed").safe_load(text)["jobs"]
+        if is_workflow
+        else {}
+    )
     assert all("uses" in job or {"runs-on", "steps"} <= job.keys() for job in jobs.values())
     named = re.findall(
         r"(?<![\w/.-])(?:\./)?((?:scripts|\.ci|\.github|code)/[\w./-]*\w|requirements\.\w+)", text

@@ -165,7 +165,10 @@ def test_pytorch_is_kept_if_requirements_allow_it(tmp_path):
 
 
 def test_lock_names_one_version_of_each_requirement(repository, monkeypatch):
-    declared, setuptools = {}, pytest.importorskip("setuptools")
+    declared, setuptools = (
+        {},
+        pytest.importorskip("setuptools", reason="setuptools is not installed"),
+    )
     monkeypatch.setattr(setuptools, "setup", lambda **given: declared.update(given))
     runpy.run_path(str(repository / "setup.py"))
     lines = [

@@ -170,7 +170,7 @@ def test_example_of_each_library_keeps_to_its_budget(library, checkpoints, workp
 
     AutoAttack leaves out the images of which its first draws are wrong.
     """
-    pytest.importorskip(library)
+    pytest.importorskip(library, reason=f"{library} is not installed")
     place = Path("models/quickstart/smoothadv/checkpoint.pth.tar")
     place.parent.mkdir(parents=True)
     place.symlink_to(checkpoints["PGD"])

@@ -272,7 +272,7 @@ def test_onnx_computes_what_the_network_does(fixed, tmp_path):
 
 @pytest.mark.parametrize("location", ["n.onnx.data", "weights/all.bin"])
 def test_digest_of_onnx_covers_weights_in_other_files(location, tmp_path):
-    onnx = pytest.importorskip("onnx")
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
     model = onnx.load(save_onnx(tmp_path / "n.onnx", small_network(), torch.rand(2, 3, 8, 8)))
     (tmp_path / "weights").mkdir()
     onnx.save_model(

@@ -14,9 +14,9 @@ from smoothadv.integer.network import IntegerNetwork
 from support.commands import Outcome, call, manifest_of, refused, script, succeed, timeless
 from support.hub import READER, WRITER, Hub, served, stand_in
 
-yaml = pytest.importorskip("yaml")
-tensors = pytest.importorskip("safetensors.torch")
-pytest.importorskip("huggingface_hub")
+yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+tensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
 FEW = ("--N", 200, "--skip", 40, "--device", "cpu")
 NAME = "hf-hub:me/pgd"
 

@@ -26,7 +26,7 @@ def save_hf(folder: Path, seed: int = 5, names: Sequence[str] = NAMES, **process
     """A ResNet with these classes, saved by transformers; with a preprocessor_config.json if one is
     given.
     """
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     sizes = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
     config = transformers.ResNetConfig(**sizes, layer_type="basic", id2label=dict(enumerate(names)))
     with torch.random.fork_rng(devices=[]):
@@ -42,7 +42,7 @@ def save_onnx(path: Path, network: nn.Module, images: torch.Tensor, fixed: bool 
     ``images``.
     """
     for package in ("onnx", "onnxruntime"):
-        pytest.importorskip(package)
+        pytest.importorskip(package, reason=f"{package} is not installed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the newer exporter needs a further package
         axes = None if fixed else {"images": {0: "batch"}}
