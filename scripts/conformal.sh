@@ -29,7 +29,7 @@ for seed in 0 1 2; do
 done
 python scripts/verify_log.py "$made"/*.tsv
 python code/analyze.py sets "$made"/*.tsv -o "$made/table.csv"
-python code/analyze.py sets "$made"/{clean,attacked}_{1,100}_0.tsv --radii 0 .03 .06 .09 .12 .15 .18 .21 .25 -o "$made/figure.png"
+python code/analyze.py sets "$made"/{clean,attacked}_{1,100}_0.tsv -o "$made/figure.png"
 python - "$made/table.csv" <<'PROGRAM'
 import sys
 

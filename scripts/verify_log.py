@@ -410,7 +410,7 @@ def fault_of_sets(settings, run):
     contradictions = {
         "other noise, or another number of draws, than sets have": settings["noise"]
         != "GaussianNoise"
-        or (1 < settings["N"] <= 4 * 10**9) != ("at_least" in settings)
+        or not (1 < settings["N"] <= 4 * 10**9 if "at_least" in settings else settings["N"] == 1)
         or bool({"sigmas", "sound", "threshold"} & settings.keys()),
         "no radii": not settings["radii"],
         "an attack without an epsilon": attack is not None

@@ -194,6 +194,7 @@ FORGED = {
             ({"sound": True}, "draws"),
             ({"at_least": 0.1}, "draws"),
             ({"at_least": 0.1, "N": 10**16}, "draws"),
+            ({"N": 10**16}, "draws"),
             ({"radii": []}, "no radii"),
             ({"attack": {}}, "an attack without an epsilon"),
             ({"attack": {"epsilon": "x"}}, "an attack without an epsilon"),

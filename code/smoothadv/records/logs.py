@@ -104,10 +104,8 @@ _DENOISERS = {f"{DENOISER}.sha256": "--denoiser", "behind.sha256": "--denoiser"}
 # The step of a denoiser, the training of a checkpoint, and the digest of all of a classifier.
 _FOLLOWS = rf"({DENOISER}|behind)\.(?!sha256|library).*|training(\..*)?|{CLASSIFIER}"
 _OTHER_PLACE = "another processor, instruction set, library or way to run the classifier"
-MANIFEST, SHARDS = (
-    ".manifest.json",
-    ".shards",
-)  # shards are no logs of their own
+MANIFEST = ".manifest.json"
+SHARDS = ".shards"  # of folders, whose files are no logs of their own
 
 
 def _beside(log: Path, *, ending: str, instead_of: str = "") -> Path:

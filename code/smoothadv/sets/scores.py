@@ -73,10 +73,11 @@ class ScoreLog:
             raise UserError(f"{path} is no log of sets: its manifest has no {lacking[0]}")
         attack, others = settings.get("attack"), {"sigmas", "sound", "threshold"}
         epsilon = attack.get("epsilon") if isinstance(attack, dict) else attack
+        is_counted = "at_least" in settings
         faults = {
             "other noise, or another number of draws, than sets have": (
                 settings["noise"] != "GaussianNoise"
-                or (1 < settings["N"] <= _MOST_DRAWS) != ("at_least" in settings)
+                or not (1 < settings["N"] <= _MOST_DRAWS if is_counted else settings["N"] == 1)
                 or not others.isdisjoint(settings)
             ),
             "no radii": not settings["radii"],
