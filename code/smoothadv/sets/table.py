@@ -88,6 +88,7 @@ class SetsTable(Checked):
             alpha = before[0] if self.alpha is None else self.alpha
             for radius in self.radii or before[1]:
                 sets = log.sets(radius, alpha)
+                least = max(sets.threshold[0], 0.0)
                 is_late = alpha != before[0] or radius not in before[1]
                 if is_late:
                     warn(_LATE)
@@ -95,7 +96,7 @@ class SetsTable(Checked):
                 shares = sets["size"].mean(), (sets["size"] == 1).mean(), (sets["size"] == 0).mean()
                 rows.append(
                     [
-                        *(log.name, log.epsilon, radius, max(sets.threshold[0], 0.0)),
+                        *(log.name, log.epsilon, radius, int(least) if log.counted else least),
                         *(log.settings["N"], len(log.table) - len(sets), len(sets)),
                         None if is_late or log.epsilon > radius else 1 - alpha,
                         Annotated(sets.covered.mean(), interval=interval),
