@@ -86,7 +86,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Tables that the tests build, and the processes that they start, are never cached among this
     user's.
     """
-    from smoothadv.base.tables import kept_rows
+    from smoothadv.base.files import kept_rows
     from smoothadv.statistics.error_spending import rows_of
     from support.commands import ENVIRONMENT
 

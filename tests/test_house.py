@@ -169,7 +169,6 @@ LOADED_WITHOUT_TORCH = {
     "smoothadv.cli",
     "smoothadv.cli.analyze",
     "smoothadv.cli.certify",
-    "smoothadv.cli.options.shared",
     "smoothadv.cli.evaluation",
     "smoothadv.cards.push",
     "smoothadv.sweep.command",

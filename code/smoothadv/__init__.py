@@ -69,10 +69,10 @@ def __getattr__(name: str) -> Any:
 
 def _added() -> Any:
     """The functions of annexes."""
-    from smoothadv.base import annexes
+    from smoothadv.base import registry
 
-    annexes.load()
-    return annexes.FUNCTIONS
+    registry.load_annexes()
+    return registry.FUNCTIONS
 
 
 def __dir__() -> list[str]:

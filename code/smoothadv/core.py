@@ -12,8 +12,8 @@ import torch
 
 from smoothadv.architectures.logits import explained, logits_in
 from smoothadv.base.devices import device_of
+from smoothadv.base.files import kept_rows
 from smoothadv.base.settings import checked, positive_int, positive_noise_level
-from smoothadv.base.tables import kept_rows
 from smoothadv.noise import GaussianNoise, NoiseStream
 from smoothadv.noise.scale import SLACK, check_scale, with_exact_levels
 from smoothadv.statistics import ABSTAIN, PROCEDURES, Certificate, Draws, Procedure, Smoothing

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from smoothadv.base.tables import kept_rows
+from smoothadv.base.files import kept_rows
 from smoothadv.statistics import Smoothing
 from smoothadv.statistics.adaptive import Adaptive
 from smoothadv.statistics.error_spending import rows_of

@@ -71,7 +71,7 @@ def test_command_that_names_no_images_keeps_to_the_usable_cpus(
 ):
     words = ["certify", "digits", checkpoint, 0.25, "log.tsv", "--N", 200, "--max", 1]
     used("log.tsv.manifest.json", *words)
-    monkeypatch.setattr("smoothadv.cli.options.shared.usable_cpus", lambda: 1)
+    monkeypatch.setattr("smoothadv.models.spec.usable_cpus", lambda: 1)
     succeed("certify", "verify", "log.tsv", "--device", "cpu")
     assert torch.get_num_threads() == 1
 

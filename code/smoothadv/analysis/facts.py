@@ -113,7 +113,8 @@ _GRADIENTS = {
 _PUBLISHED = {"N": 100_000, "alpha": 0.001}
 _NOMINAL: dict[Value, Value] = {127 / 256: 0.5, 255 / 256: 1.0}
 """What the paper calls the epsilons of released models."""
-# Only for logs without a manifest that states the shape of the images, such as the released ones.
+# For logs whose manifest states no shape of images, such as the released ones; the names are found
+# in paths.
 DIMENSIONS = {
     **dict.fromkeys(("cifar10", "cifar100", "imagenet32", "svhn"), 3 * 32 * 32),
     **dict.fromkeys(("mnist", "fashion-mnist"), 28 * 28),

@@ -24,6 +24,7 @@ from smoothadv.analysis.logs import (
     sizes_of,
 )
 from smoothadv.base.errors import UserError, counted, escape, warn
+from smoothadv.base.files import kept_rows
 from smoothadv.base.progress import Progress
 from smoothadv.base.settings import (
     Checked,
@@ -32,7 +33,6 @@ from smoothadv.base.settings import (
     probability,
     setting,
 )
-from smoothadv.base.tables import kept_rows
 from smoothadv.records.logs import DENOISER, MANIFEST, SHARDS
 from smoothadv.records.manifests import IMAGE_SET, METHODS
 from smoothadv.records.readers import READERS, DataFrame, kind_of_log, resembles_log

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from smoothadv.base import annexes
+from smoothadv.base import registry
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import digest
 
@@ -42,19 +42,19 @@ class NetworkOfIntegers(nn.Module, ABC):
 
 
 def of_integers(name: str, checkpoint: Path) -> Any:
-    """What an annex registers in ``base.annexes.INTEGERS``; UserError, which names a checkpoint of
+    """What an annex registers in ``base.registry.INTEGERS``; UserError, which names a checkpoint of
     integers, where it is missing.
 
     ``read`` makes the network in a record and tensors, for images of a shape and a number of
     classes; ``trained`` the one in a checkpoint as it is trained further.
     """
-    annexes.load()
-    if name not in annexes.INTEGERS:
+    registry.load_annexes()
+    if name not in registry.INTEGERS:
         raise UserError(
             f"checkpoint {checkpoint} is of integers, and this installation of smoothadv has no "
             "part for them: install all of it"
         )
-    return annexes.INTEGERS[name].load()
+    return registry.INTEGERS[name].load()
 
 
 def is_of_integers(classifier: nn.Module) -> bool:

@@ -6,14 +6,18 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from smoothadv.base.errors import UserError
+from smoothadv.base.progress import Progress
 
 PAGE = ("HTML page", b"<!doctype html")
 """What ``refuse_to_replace`` takes for a page."""
@@ -221,3 +225,19 @@ def lock(file: IO[bytes] | int, path: Path, shared: bool = False) -> None:
         ) from error
     except OSError:  # a file system without locks, as some clusters have
         return
+
+
+def kept_rows(
+    key: str, row: Callable[[float], np.ndarray], nulls: Sequence[float]
+) -> list[np.ndarray]:
+    """``row`` of each of ``nulls``: from the cache, by a ``key`` that says all that decides them;
+    where it has none, or damaged ones, they are computed.
+    """
+
+    def computed() -> bytes:
+        content = io.BytesIO()
+        np.save(content, [row(each) for each in Progress(nulls, "tables", delay=2, leave=False)])
+        return content.getvalue()
+
+    content = cached(f"tables-{digest([key])[:32]}", computed)
+    return [*np.load(io.BytesIO(content), allow_pickle=False)]

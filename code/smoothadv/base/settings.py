@@ -289,8 +289,8 @@ def setting(
     In commands, ``flag`` holds one flag or several, separated by spaces, the main one first. A name
     without dashes makes a positional argument, "" makes no option. By default a field with ``help``
     has the flag ``--field-name``. One flag takes one value of a list, and all values of a tuple or
-    Sequence; a tuple that is empty by default collects the values of several flags, else the last
-    flag counts.
+    Sequence. Of several flags the last one counts; a tuple that is empty by default collects the
+    values of all.
     The flag of a switch that is True by default turns it off, and ``help`` says what that does; a
     switch that is None by default has ``--x`` and ``--no-x``. ``constants`` makes a switch
     ``--value`` of each value, with its help text. ``group`` is the title above the option in the

@@ -1,6 +1,6 @@
 """Registers cards, their board, and the command ``push``."""
 
-from smoothadv.base.annexes import ANALYSES, COMMANDS, FUNCTIONS, Addition
+from smoothadv.base.registry import ANALYSES, COMMANDS, FUNCTIONS, Addition
 
 COMMANDS.register("push")(
     Addition(

@@ -6,10 +6,9 @@ import os
 import sys
 from pathlib import Path
 
-from smoothadv.base import annexes
-from smoothadv.base.annexes import Addition
+from smoothadv.base import registry
 from smoothadv.base.errors import escape
-from smoothadv.base.registry import did_you_mean
+from smoothadv.base.registry import Addition, did_you_mean
 from smoothadv.version import __version__
 
 _CORE = {
@@ -22,10 +21,10 @@ _CORE = {
     "analyze": "turn logs into summaries, tables and plots",
     "list": "list the datasets, architectures, objectives, attacks and procedures by name",
 }
-annexes.load()
+registry.load_annexes()
 COMMANDS = {
     **{name: Addition(f"smoothadv.cli.{name}:main", about) for name, about in _CORE.items()},
-    **annexes.COMMANDS,
+    **registry.COMMANDS,
 }
 
 

@@ -12,7 +12,7 @@ from smoothadv.analysis import ANALYSES
 from smoothadv.analysis.figure_style import save
 from smoothadv.analysis.reading import LogsSpec
 from smoothadv.analysis.table_formats import FORMATS
-from smoothadv.base import annexes
+from smoothadv.base import registry
 from smoothadv.base.errors import UsageError
 from smoothadv.base.files import (
     PAGE,
@@ -105,7 +105,7 @@ def _make_parser() -> Parser:
         "reports. Accuracies are percent in markdown and latex, fractions in csv and json.",
     )
     subparsers = parser.add_subparsers(dest="analysis", required=True, metavar="ANALYSIS")
-    added = {name: one.load() for name, one in annexes.ANALYSES.items()}
+    added = {name: one.load() for name, one in registry.ANALYSES.items()}
     for name, component in {**ANALYSES, **added}.items():
         what = " ".join((component.__doc__ or name).split())
         command = subparsers.add_parser(
@@ -125,8 +125,8 @@ def _make_parser() -> Parser:
 
 def _analyze(parser: Parser, options: Options, words: Sequence[str]) -> None:
     name = options["analysis"]
-    if name in annexes.ANALYSES:
-        spec = annexes.ANALYSES[name].load()
+    if name in registry.ANALYSES:
+        spec = registry.ANALYSES[name].load()
         for text in spec(**given_settings(spec, options)).write():
             print(text)
         return

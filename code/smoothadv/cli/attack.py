@@ -21,10 +21,10 @@ from smoothadv.cli.evaluation import (
     spec_from,
 )
 from smoothadv.cli.options.attack import EvaluationAttackOptions, add_attack, attacked_fields
-from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.runner import Options, Parser, command_line_of, run
 from smoothadv.evaluation.predict import attack
 from smoothadv.evaluation.specs import AttackSpec, FalsifySpec
+from smoothadv.models.spec import use_threads
 from smoothadv.records.logs import CLASS, examples_path, numbered, pictures_folder
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import ABSTAIN

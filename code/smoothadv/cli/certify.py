@@ -15,7 +15,6 @@ from smoothadv.cli.evaluation import (
     merge_shards,
     spec_from,
 )
-from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.runner import (
     Options,
     Parser,
@@ -27,6 +26,7 @@ from smoothadv.cli.runner import (
 )
 from smoothadv.evaluation.specs import CertifySpec, VerifySpec, method_of
 from smoothadv.models.name import STAGES
+from smoothadv.models.spec import use_threads
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import PROCEDURES
 

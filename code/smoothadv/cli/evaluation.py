@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from smoothadv.base.errors import counted, escape
 from smoothadv.base.settings import Checked, options_of, output_file, setting
-from smoothadv.cli.options.shared import say_what_is_certified, use_threads
 from smoothadv.cli.runner import Options, Parser, add_settings, given_settings, invocation
 from smoothadv.evaluation.shards import Shard, merge
 from smoothadv.evaluation.specs import EvaluationSpec
+from smoothadv.models.spec import say_what_is_certified, use_threads
 from smoothadv.records.logs import shards_of
 from smoothadv.records.writer import WrittenLog
 

@@ -10,7 +10,7 @@ from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.architectures.libraries import LIBRARIES
 from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.estimators import ESTIMATORS
-from smoothadv.base import annexes, plugins
+from smoothadv.base import plugins, registry
 from smoothadv.cli.options.recipes import recipe_names
 from smoothadv.cli.runner import Options, Parser, run
 from smoothadv.datasets import DATASETS
@@ -44,7 +44,7 @@ def _list(parser: Parser, options: Options, command: Sequence[str]) -> None:
         "procedures": PROCEDURES,
         "trackers": TRACKERS,
         "analyses": ANALYSES,
-        **{kind: names() for kind, names in annexes.LISTS.items()},
+        **{kind: names() for kind, names in registry.LISTS.items()},
         "plug-ins": [plugin.name for plugin in plugins.loaded()] or ["none"],
     }
     for kind, known in names.items():

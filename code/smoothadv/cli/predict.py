@@ -21,10 +21,10 @@ from smoothadv.cli.options.attack import (
     attacked_fields,
     flags_of,
 )
-from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.runner import Options, Parser, run
 from smoothadv.evaluation.predict import predict
 from smoothadv.evaluation.specs import PredictSpec
+from smoothadv.models.spec import use_threads
 from smoothadv.statistics import ABSTAIN
 
 _EXAMPLES = """examples:

@@ -7,10 +7,10 @@ from functools import partial
 from smoothadv.base import plugins
 from smoothadv.base.distributed import ended
 from smoothadv.base.settings import RELEASED
-from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.options.training import training_of, training_parser
 from smoothadv.cli.runner import Options, Parser, invocation, run
 from smoothadv.models.name import STAGES
+from smoothadv.models.spec import use_threads
 from smoothadv.records.logs import CHECKPOINT_FILE
 from smoothadv.training.setup import train
 from smoothadv.training.spec import TrainSpec

@@ -1,6 +1,6 @@
 """Registers the kinds of diffusion models that may stand before a classifier."""
 
-from smoothadv.base.annexes import DIFFUSION, Addition
+from smoothadv.base.registry import DIFFUSION, Addition
 
 for _kind in ("openai", "diffusers"):
     DIFFUSION.register(_kind)(Addition("smoothadv.diffusion.one_step:load_diffusion"))

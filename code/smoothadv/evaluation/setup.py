@@ -166,7 +166,8 @@ class Evaluation:
     def continuing(self, log: Path | None) -> Evaluation:
         """The same evaluation for ``log``, with the batch with which it was started, if it exists.
 
-        Its digest of the logits is None until ``probed``: no pass is made for other settings.
+        Its digest of the logits is None until ``probed``, which runs the model: first, other
+        settings of a log are refused.
         """
         batch = self.spec.batch or settings_to_continue(self.spec, log).get("batch") or self.batch
         settings = {**self.settings, "batch": batch, LOGITS: None}

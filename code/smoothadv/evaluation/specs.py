@@ -35,11 +35,10 @@ from smoothadv.base.settings import (
     up_to_a_million,
 )
 from smoothadv.datasets import SPLITS, DatasetDescription, ImageDataset
-from smoothadv.datasets.spec import RunSpec
 from smoothadv.evaluation.image_sets import image_set, images_named
 from smoothadv.evaluation.shards import Shard
 from smoothadv.models.name import STAGES
-from smoothadv.models.spec import ModelSpec
+from smoothadv.models.spec import ModelSpec, RunSpec
 from smoothadv.statistics import PROCEDURES, Procedure, Smoothing
 
 if TYPE_CHECKING:

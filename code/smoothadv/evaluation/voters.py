@@ -90,8 +90,8 @@ def load_models(spec: EvaluationSpec) -> list[Loaded]:
 def noise_keys(loaded: Sequence[Loaded]) -> tuple[str, list[NoiseKey]]:
     """A digest of all classifiers, and the key of the noise of each.
 
-    Several have draws of their own: those of a log of the same model alone may have chosen the
-    stages.
+    Each of several has draws of its own, not those of a log of that model alone: users may have
+    chosen the stages by such logs, and draws are used once.
     """
     keys = [
         NoiseKey(

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from functools import partial
 
-from smoothadv.cli.options.shared import say_what_is_certified, use_threads
 from smoothadv.cli.runner import Options, Parser, given_settings, run
 from smoothadv.integer.spec import ExportSpec, QuantizeSpec
+from smoothadv.models.spec import say_what_is_certified, use_threads
 
 _EXAMPLES = """examples:
   python code/quantize.py digits models/gaussian/checkpoint.pth.tar 0.25 \\

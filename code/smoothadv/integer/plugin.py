@@ -1,6 +1,6 @@
 """Registers the command ``quantize`` and what others ask of networks of integers."""
 
-from smoothadv.base.annexes import COMMANDS, INTEGERS, Addition
+from smoothadv.base.registry import COMMANDS, INTEGERS, Addition
 
 COMMANDS.register("quantize")(
     Addition(

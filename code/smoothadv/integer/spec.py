@@ -14,7 +14,7 @@ from smoothadv.base.settings import (
     positive_noise_level,
     setting,
 )
-from smoothadv.datasets.spec import RunSpec
+from smoothadv.models.spec import RunSpec
 
 _seven_or_eight = number(int, "7 or 8", lambda bits: bits in (7, 8))
 

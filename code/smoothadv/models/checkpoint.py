@@ -35,7 +35,7 @@ from smoothadv.base.registry import UnknownNameError
 from smoothadv.datasets import DatasetDescription
 from smoothadv.models.hub import hub_content
 from smoothadv.models.inert import Inert, read_inertly
-from smoothadv.models.name import HUB, LIBRARY, Members, members_of, parse_model
+from smoothadv.models.name import LIBRARY, Members, is_on_hub, members_of, parse_model
 
 Weights = dict[str, torch.Tensor]
 MODULE_PREFIX = "module:"
@@ -191,7 +191,7 @@ def _loaded(path: Path) -> Any:
 
 def _content(path: Path, arch: str | None = None, chosen: str | None = None) -> dict[str, Any]:
     """What ``read_checkpoint`` returns, of whatever architecture."""
-    content = hub_content(str(path)) if str(path).startswith(HUB) else _loaded(path)
+    content = hub_content(str(path)) if is_on_hub(path) else _loaded(path)
     if isinstance(content, Inert):
         raise UserError(f"checkpoint {path} is {content} as a whole: save its state_dict() instead")
     pairs = content.items() if isinstance(content, dict) else ()

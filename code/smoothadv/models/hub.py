@@ -25,7 +25,7 @@ from typing import Any
 from smoothadv.architectures.libraries import hub_asked_once
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.files import digest, file_digest, read_json
-from smoothadv.models.name import HUB
+from smoothadv.models.name import HUB, is_on_hub
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 _VERSION = 1
@@ -135,14 +135,15 @@ def hub_content(name: str) -> dict[str, Any]:
 
 def checkpoint_digest(path: str | Path) -> str:
     """The SHA-256 by which records know a checkpoint: of its file, or the one that was pushed."""
-    name = str(path)
-    return _pulled(name).config["checkpoint_sha256"] if name.startswith(HUB) else file_digest(path)
+    if is_on_hub(path):
+        return _pulled(str(path)).config["checkpoint_sha256"]
+    return file_digest(path)
 
 
 def pinned(name: str | Path) -> str:
     """The name of a checkpoint or an ensemble, with the commit of each that is on the hub."""
     pieces = str(name).split("+")
-    return "+".join(_pulled(piece).name if piece.startswith(HUB) else piece for piece in pieces)
+    return "+".join(_pulled(piece).name if is_on_hub(piece) else piece for piece in pieces)
 
 
 def packed(weights: Mapping[str, Any], fields: Mapping[str, Any], sha256: str) -> dict[str, bytes]:

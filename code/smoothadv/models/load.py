@@ -19,8 +19,8 @@ from smoothadv.architectures.integers import NetworkOfIntegers, is_of_integers, 
 from smoothadv.architectures.libraries import LibraryNetwork, library_network
 from smoothadv.architectures.logits import logits_of, probe
 from smoothadv.attacks.estimators import frozen
-from smoothadv.base.annexes import diffusion_model
 from smoothadv.base.errors import UserError, first_line
+from smoothadv.base.registry import diffusion_model
 from smoothadv.datasets import (
     IMAGENET_TRAINING,
     DatasetDescription,
@@ -244,7 +244,7 @@ def _from_checkpoints(spec: ModelSpec, dataset: str | None) -> BaseClassifier:
         is_behind, is_denoised = "behind" in content, spec.denoiser is not None
         if is_behind and not is_denoised:
             doubts.append(f"{path} was trained behind a denoiser, and none (--denoiser) is here")
-        # Behind a denoiser, it matters with which noise a network was trained if it was so there.
+        # The noise of training is compared with sigma only where both had a denoiser, or neither.
         sigma = spec.sigma if is_behind == is_denoised else content.get("noise_sd")
         doubts += _doubts(str(path), content, dataset, sigma)
     module, settings, architectures = loaded[0], facts[0], [fact["arch"] for fact in facts]

@@ -68,6 +68,11 @@ class ModelName:
         return type(self.source).__name__ if self.kind == MODULE else str(self.source)
 
 
+def is_on_hub(name: str | Path) -> bool:
+    """Whether a checkpoint lies on the Hugging Face hub."""
+    return str(name).startswith(HUB)
+
+
 def parse_model(given: Any) -> ModelName:
     """What a path or a name stands for, or a module; a file hides a network of its name."""
     if isinstance(given, ModelName):
@@ -75,7 +80,7 @@ def parse_model(given: Any) -> ModelName:
     if not isinstance(given, (str, os.PathLike)):
         return ModelName(given, MODULE)
     path = Path(given)
-    if path.exists() or str(path).startswith(HUB):
+    if path.exists() or is_on_hub(path):
         return ModelName(path, CHECKPOINT)
     plugins.refuse_code(str(path))
     return ModelName(path, LIBRARY if _LIBRARY.fullmatch(str(path)) else CHECKPOINT)
@@ -122,7 +127,7 @@ def members_of(name: str | Path) -> Members:
     """
     path = Path(name)
     pieces = str(path).split("+")
-    are_there = (piece.startswith(HUB) or os.path.isfile(piece) for piece in pieces)
+    are_there = (is_on_hub(piece) or os.path.isfile(piece) for piece in pieces)
     if pieces[1:] and not path.exists() and any(are_there):
         ensemble = Members(path, tuple(map(Path, pieces)), MEANS[0])
     elif path.suffix == _SUFFIX:

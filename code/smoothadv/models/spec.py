@@ -1,18 +1,29 @@
-"""What is asked of a model: one classifier, or the stages of a cascade or a router."""
+"""What a run on images says: which images, which machine, which seed, what to do with earlier
+output; and which model, one classifier or the stages of a cascade or a router.
+"""
 
+import contextlib
 import dataclasses
+import os
+import sys
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from smoothadv.base.annexes import diffusion_model
-from smoothadv.base.errors import UsageError
+from smoothadv.base.cpus import MOST_THREADS, suitable_threads, usable_cpus
+from smoothadv.base.errors import UsageError, UserError
+from smoothadv.base.registry import diffusion_model
 from smoothadv.base.settings import (
+    EXISTING,
     FILTERS,
     INPUT_LAYER_NAMES,
     NEAREST,
     RELEASED,
+    Checked,
     SettingError,
     a_threshold,
+    any_seed,
     non_negative_int,
     number,
     one_of,
@@ -20,8 +31,8 @@ from smoothadv.base.settings import (
     refuse_any,
     setting,
 )
-from smoothadv.datasets import DatasetDescription, describe_dataset
-from smoothadv.datasets.spec import RunSpec
+from smoothadv.datasets import DATASETS, DatasetDescription, describe_dataset, source_of
+from smoothadv.datasets.preparation import split_location
 from smoothadv.models.name import (
     CHECKPOINT,
     LIBRARY,
@@ -33,9 +44,118 @@ from smoothadv.models.name import (
     stage_of,
     stages_of,
 )
+from smoothadv.records.logs import training_record
 from smoothadv.statistics.cascade import DEFAULT_THRESHOLD
 
 Spec = TypeVar("Spec", bound="ModelSpec")
+thread_count = number(int, "a whole number from 1 to 1,024", lambda v: 1 <= v <= MOST_THREADS)
+
+
+def device(text: str) -> Any:
+    """Parses a torch.device that can be used; only who names one waits for torch."""
+    from smoothadv.base.devices import usable_device
+
+    return usable_device(text)
+
+
+def _known_datasets() -> str:
+    sources = [(name, DATASETS[name]) for name in DATASETS]
+    names = [f"{name}:{one.location}" if one.takes_location else name for name, one in sources]
+    return f"one of {', '.join(names)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec(Checked):
+    """The settings that all runs share; ``dataset`` is a name, or the images themselves."""
+
+    dataset: Any = setting(flag="dataset", keyword=False, help=_known_datasets)
+    data_dir: str | None = setting(
+        None,
+        parse=str,
+        metavar="DIR",
+        group="running",
+        help="folder of the dataset's files (default: data; for imagenet IMAGENET_DIR)",
+    )
+    device: Any = setting(
+        None,
+        parse=device,
+        group="running",
+        help="torch device like cpu or cuda:1 (default: cuda if there is one)",
+    )
+    threads: int | None = setting(
+        None,
+        parse=thread_count,
+        metavar="N",
+        group="running",
+        keyword=False,
+        help="threads of PyTorch on the CPU (default: OMP_NUM_THREADS, else what suits the images)",
+    )
+    seed: int = setting(
+        0, parse=any_seed, group="running", records="seed", help="seed of all randomness"
+    )
+    existing: str = setting(
+        "resume",
+        parse=one_of(EXISTING),
+        group="running",
+        constants={
+            "resume": "continue the output of an earlier run of the same command",
+            "overwrite": "replace the output of an earlier run",
+        },
+        help='"resume" continues earlier output, "overwrite" replaces it, "refuse" raises',
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.dataset, str):
+            try:
+                source_of(self.dataset)
+            except UserError as error:
+                reason = self.missing_plugin() or error
+                raise UsageError(f"argument DATASET: {reason}") from error
+
+    def _set(self, **values: Any) -> None:
+        """Complete the spec, which is frozen, while it is made."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def missing_plugin(self) -> str:
+        """Which plug-in knows the dataset, as a sentence, where a checkpoint tells; else ""."""
+        return ""
+
+
+@cache
+def say_what_is_certified(dataset: str) -> None:
+    """Once for each dataset of resized images, however many commands of a sweep or processes of
+    torchrun are about it.
+    """
+    source, location = source_of(dataset)
+    is_resized = source.takes_preparation and split_location(location)[1] is not None
+    if is_resized and os.environ.get("RANK", "0") == "0":
+        print(
+            f"{dataset}: noise, perturbations and radii are those of the resized images",
+            file=sys.stderr,
+        )
+
+
+def use_threads(run: Any, resumed: Path | None = None) -> None:
+    """Let PyTorch use the ``threads`` of a run, else OMP_NUM_THREADS, else those of the training
+    in the folder ``resumed``: its bits depend on them; else those that suit the images.
+    """
+    import torch
+
+    threads, most = run.threads, torch.get_num_threads()
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        threads = min(most, usable_cpus())
+        # What cannot be read is for the command itself to complain about.
+        with contextlib.suppress(UserError, OSError, LookupError, TypeError, ValueError):
+            if run.dataset is not None:  # that of a log, which verify reads later
+                shape = describe_dataset(run.dataset, run.data_dir).image_shape
+                threads = suitable_threads(shape, most)
+            if resumed is not None:
+                threads = min(int(training_record(resumed)["runs"][-1]["torch_threads"]), most)
+    torch.set_num_threads(threads or most)
 
 
 def timestep(text: str) -> str:

@@ -5,9 +5,9 @@ from functools import partial
 
 from smoothadv.cli.evaluation import CONTINUED, is_finished, merge_parser, merge_shards
 from smoothadv.cli.options.attack import EvaluationAttackOptions, add_attack
-from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.predict import spec_of
 from smoothadv.cli.runner import Options, Parser, run
+from smoothadv.models.spec import use_threads
 from smoothadv.sets.scoring import SetsSpec, write_scores
 from smoothadv.sets.table import SetsTable
 

@@ -1,6 +1,6 @@
 """Registers conformal sets: the command ``sets``, its analysis and its function."""
 
-from smoothadv.base.annexes import ANALYSES, COMMANDS, FUNCTIONS, Addition
+from smoothadv.base.registry import ANALYSES, COMMANDS, FUNCTIONS, Addition
 
 COMMANDS.register("sets")(
     Addition(

@@ -18,7 +18,7 @@ from smoothadv.datasets import SPLITS, DatasetDescription, describe_dataset, get
 from smoothadv.evaluation.image_sets import images_named
 from smoothadv.evaluation.predict import specs_by_log
 from smoothadv.evaluation.specs import AttackSpec, CertifySpec
-from smoothadv.models.name import HUB
+from smoothadv.models.name import is_on_hub
 from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
 from smoothadv.records.manifests import IMAGE_SET, record_of
 from smoothadv.sweep.stages import EvaluationExpectation, TrainingExpectation
@@ -77,7 +77,7 @@ class CommandReader:
             digests={
                 field: Path(path).absolute()
                 for field, path in read.items()
-                if path and not str(path).startswith(HUB)
+                if path and not is_on_hub(path)
             },
             files=() if unlabelled is None else (unlabelled.absolute(),),
         )

@@ -1,6 +1,6 @@
 """Registers the command ``sweep`` and the grids that come with it."""
 
-from smoothadv.base.annexes import COMMANDS, LISTS, Addition
+from smoothadv.base.registry import COMMANDS, LISTS, Addition
 
 COMMANDS.register("sweep")(
     Addition("smoothadv.sweep.command:main", "train, certify and attack grids of models")

@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from smoothadv.base.annexes import diffusion_model
 from smoothadv.base.errors import UserError, counted
 from smoothadv.base.files import file_digest, read_json, write_text
-from smoothadv.models.name import HUB, Members
+from smoothadv.base.registry import diffusion_model
+from smoothadv.models.name import Members, is_on_hub
 from smoothadv.records import logs as records
 from smoothadv.records.manifests import IMAGE_SET, images_of
 
@@ -178,9 +178,10 @@ class EvaluationStage:
     def needs(self) -> tuple[Path, ...]:
         """As of a training: the members of an ensemble, and a denoiser that is a file."""
         members = tuple(member.checkpoint for member in self.members)
-        denoiser = self.expected.denoiser or HUB
-        is_file = not denoiser.startswith(HUB) and diffusion_model(denoiser) is None
-        return (*members, *([Path(denoiser).absolute()] * is_file))
+        denoiser = self.expected.denoiser
+        if denoiser is None or is_on_hub(denoiser) or diffusion_model(denoiser) is not None:
+            return members
+        return (*members, Path(denoiser).absolute())
 
     def prepare(self) -> None:
         """Write the file that describes the classifier if it is an ensemble."""

@@ -26,7 +26,6 @@ from smoothadv.cli.options.recipes import (
     added_by_recipe,
     recipe_names,
 )
-from smoothadv.cli.options.shared import say_what_is_certified
 from smoothadv.cli.runner import (
     Options,
     Parser,
@@ -36,6 +35,7 @@ from smoothadv.cli.runner import (
     group_of,
     values_of,
 )
+from smoothadv.models.spec import say_what_is_certified
 from smoothadv.objectives import OBJECTIVES, DataPolicy, Objective, attack_field
 from smoothadv.objectives.denoising import DENOISING
 from smoothadv.training.execution import Execution
