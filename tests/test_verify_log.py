@@ -492,11 +492,10 @@ def claiming_more(row: dict[str, str], settings: dict[str, Any]) -> list[dict[st
     if row["predict"] == "-1":
         return [*found, {"predict": 2}, {"radius": "0.05"}]
     trials, radius = counts["trials"], float(row["radius"])
-    larger = [each for each in settings.get("radii", ()) if each > radius]
-    larger += [radius * (1 + 1e-7), radius * 1.5, radius + 1e-3]
-    found += [{"radius": repr(each)} for each in larger]
-    found += [{"stage": 0}, {"trials": trials - 1}, {"successes": trials // 2}]
-    found += [{"successes": trials + 1}]
+    larger = [*settings.get("radii", ()), radius * (1 + 1e-7), radius * 1.5, radius + 1e-3]
+    found += [{"radius": repr(each)} for each in larger if each > radius]
+    found += [{"successes": counts.get("rival", trials // 2)}, {"successes": trials + 1}]
+    found += [{"stage": 0}, {"trials": trials - 1}]
     for name in counts:
         if name.endswith("rival"):
             found += [{name: trials}, {name: -1}]
