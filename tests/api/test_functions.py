@@ -435,12 +435,13 @@ def test_rows_in_memory_are_those_of_a_file(tmp_path, kind):
 def test_images_without_labels_have_rows_without_what_labels_say(kind):
     function, options = CALLS[kind][0], {**FEWER, **CALLS[kind][1]}
     rows = function(network(), IMAGES, **options)
-    twos = function(network(), IMAGES, np.full(COUNT, 2), **options)
-    assert [*rows] == [name for name in twos if name not in ("label", "correct")]
-    if kind == "exact":  # the others choose the class 2 where it is among the first ones
-        pd.testing.assert_frame_equal(rows, twos[[*rows]], rtol=0, atol=0)
+    labels = np.full(COUNT, 2 if kind == "predict" else 0)
+    given = function(network(), IMAGES, labels, **options)
+    assert [*rows] == [name for name in given if name not in ("label", "correct")]
+    if kind == "exact":  # the others choose the label where it is among the first ones
+        pd.testing.assert_frame_equal(rows, given[[*rows]], rtol=0, atol=0)
     elif kind == "predict":
-        assert (rows.predict == rows.class_1).all() and (twos.predict != twos.class_1).any()
+        assert (rows.predict == rows.class_1).all() and (given.predict != given.class_1).any()
 
 
 @pytest.mark.parametrize(
