@@ -9,7 +9,6 @@ import pkgutil
 import re
 import shutil
 import sys
-import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -349,57 +348,41 @@ def test_files_are_short():
     } == {}, "scripts only start"
 
 
-def test_code_is_a_folder_not_a_package():
-    """`code` is a module of the standard library, which a package of that name would hide."""
-    assert not (CODE / "__init__.py").exists()
-
-
-def test_no_script_hides_an_installed_module():
+def test_code_hides_no_other_module():
     """Running code/X.py puts code/ first on the path: a file there would be imported in a module's
-    place.
+    place; and `code`, were it a package, in that of the standard library's.
     """
-    own = {path.stem if path.suffix == ".py" else path.name for path in CODE.iterdir()} - {
-        "smoothadv"
-    }
+    own = {path.stem if path.suffix == ".py" else path.name for path in CODE.iterdir()}
     installed = pkgutil.iter_modules(path for path in sys.path if path.endswith("-packages"))
     others = sys.stdlib_module_names | {module.name for module in installed}
     assert {"torch", "numpy", "code"} <= others
-    assert own & others == set()
+    assert (own - {"smoothadv"}) & others == set() and "__init__" not in own
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory) -> Path:
-    """The metadata that an installation of this clone would have."""
-    pytest.importorskip(
-        "setuptools", "70.1", reason="older versions need the package wheel to build one"
-    )
-    clone = tmp_path_factory.mktemp("clone")
-    for path in REPOSITORY.iterdir():
-        if path.is_file():
-            shutil.copy(path, clone)
-    shutil.copytree(
-        CODE, clone / "code", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
-    )
+def built(tmp_path_factory) -> metadata.Distribution:
+    """An installation of the wheel that this clone makes."""
+    reason = "older versions need the package wheel to build one"
+    pytest.importorskip("setuptools", "70.1", reason=reason)
+    clone, installed = tmp_path_factory.mktemp("clone"), tmp_path_factory.mktemp("installed")
+    for path in filter(Path.is_file, REPOSITORY.iterdir()):
+        shutil.copy(path, clone)
+    own = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    shutil.copytree(CODE, clone / "code", ignore=own)
     shutil.copytree(REPOSITORY / "scripts/grids", clone / "scripts/grids")
-    program = (
-        "from setuptools import build_meta; "
-        "print(build_meta.prepare_metadata_for_build_wheel('built'))"
-    )
-    (clone / "built").mkdir()
+    program = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
     done = run_process([sys.executable, "-c", program], clone)
     assert done.returncode == 0, done.stderr
-    return clone / "built" / done.stdout.splitlines()[-1]
+    shutil.unpack_archive(clone / done.stdout.splitlines()[-1], installed, "zip")
+    (distribution,) = metadata.distributions(path=[str(installed)])
+    return distribution
 
 
 def test_installation_requires_what_requirements_lists(built):
     """requirements.txt is the only list; the extras add to it."""
-    installed = metadata.Distribution.at(built).requires or []
-    listed = [
-        line
-        for line in (REPOSITORY / "requirements.txt").read_text().splitlines()
-        if line and line[0] != "#"
-    ]
-    always = [line for line in installed if "extra ==" not in line]
+    lines = (REPOSITORY / "requirements.txt").read_text().splitlines()
+    listed = [line for line in lines if line and line[0] != "#"]
+    always = [line for line in built.requires or [] if "extra ==" not in line]
     spelled = [sorted(line.replace(" ", "") for line in lines) for lines in (always, listed)]
     assert spelled[0] == spelled[1]
 
@@ -432,44 +415,24 @@ def test_requirements_list_what_the_code_imports(built):
         "wandb",
         "mlflow",
     }
-    extras = metadata.Distribution.at(built).metadata.get_all("Provides-Extra")
-    assert optional <= {
-        re.match(r"\w+", line)[0] for line in metadata.Distribution.at(built).requires or []
-    }
-    assert {"slurm", "ray", "onnx"} <= set(extras or [])
+    assert optional <= {re.match(r"\w+", line)[0] for line in built.requires or []}
+    assert {"slurm", "ray", "onnx"} <= {*built.metadata.get_all("Provides-Extra")}
     assert {distributions.get(name, name) for name in imported - not_required} - listed <= optional
 
 
-def test_installation_has_the_console_command_and_every_module(built):
-    distribution = metadata.Distribution.at(built)
-    (command,) = distribution.entry_points.select(group="console_scripts")
-    assert (command.name, command.value) == ("smoothadv", "smoothadv.cli:main")
-    version = re.search(
-        r'^__version__ = "(.+)"$', SOURCES["smoothadv.version"], re.MULTILINE
-    ).group(1)
-    assert distribution.version == version
-    folders = {path.parent for path in (CODE / "smoothadv").rglob("*.py")}
-    assert all((folder / "__init__.py").is_file() for folder in folders), (
-        "find_packages sees only packages"
-    )
-
-
-def test_wheel_has_the_data_and_tells_type_checkers_of_its_types(built):
+def test_installation_has_the_console_command_every_module_and_the_data(built):
     """PEP 561: without py.typed, type checkers ignore the annotations of an installed package."""
-    clone = built.parent.parent
-    program = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
-    done = run_process([sys.executable, "-c", program], clone)
-    assert done.returncode == 0, done.stderr
-    with zipfile.ZipFile(clone / done.stdout.splitlines()[-1]) as wheel:
-        packed = {name for name in wheel.namelist() if name.startswith("smoothadv/")}
-    files = [
-        path
-        for path in (CODE / "smoothadv").rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    ]
+    (command,) = built.entry_points.select(group="console_scripts")
+    assert (command.name, command.value) == ("smoothadv", "smoothadv.cli:main")
+    assert f'__version__ = "{built.version}"\n' in SOURCES["smoothadv.version"]
+    packed = {str(path) for path in built.files if path.parts[0] == "smoothadv"}
+    files = [path for path in (CODE / "smoothadv").rglob("*") if "__pycache__" not in path.parts]
+    names = {path.relative_to(CODE).as_posix() for path in files if path.is_file()}
     grids = {f"smoothadv/grids/{path.name}" for path in (REPOSITORY / "scripts/grids").iterdir()}
-    assert packed == {path.relative_to(CODE).as_posix() for path in files} | grids
+    assert packed == names | grids
     assert {"smoothadv/py.typed", "smoothadv/grids/digits-smoke.toml"} <= packed
+    folders = {path.parent for path in files if path.suffix == ".py"}
+    assert all((folder / "__init__.py").is_file() for folder in folders), "packages alone are found"
 
 
 VOTES = """

@@ -43,9 +43,11 @@ survives: nobody adds
 
 def test_every_mutation_changes_what_is_there_once_and_names_tests():
     listed = mutations.read_list(mutations.LIST.read_text())
+    sources = {each.path: (CODE.parent / each.path).read_text() for each in listed}
+    trees = {path: ast.dump(ast.parse(source)) for path, source in sources.items()}
     for each in listed:
-        source = (CODE.parent / each.path).read_text()
-        assert ast.dump(ast.parse(each.applied(source))) != ast.dump(ast.parse(source)), each.fault
+        mutated = ast.parse(each.applied(sources[each.path]))
+        assert ast.dump(mutated) != trees[each.path], each.fault
         assert each.tests and all((TESTS / name).is_file() for name in each.tests), each.fault
     assert len({(each.file, each.old, each.new) for each in listed}) == len(listed) >= 60
     assert {each.file.partition("/")[0] for each in listed} >= AREAS

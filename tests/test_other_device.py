@@ -159,31 +159,11 @@ def test_training(name, precision, checkpoint, workplace):
     succeed(command, "digits", network, "run", *options, "--epochs", 2, "--resume")
 
 
-class ByBuffers(nn.Module):
-    """A network without parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("weight", torch.randn(CLASSES, IMAGES[0].numel()))
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return images.flatten(1) @ self.weight.T
-
-
-class Alone(nn.Module):
-    """A network without parameters or buffers."""
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return images.mean((2, 3))
-
-
 MODULES = {
     "parameters": lambda: nn.Sequential(nn.Flatten(), nn.Linear(IMAGES[0].numel(), CLASSES)),
     "normalized": lambda: nn.Sequential(
         nn.Conv2d(3, CLASSES, 3), nn.BatchNorm2d(CLASSES), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten()
     ),
-    "buffers": ByBuffers,
-    "nothing": Alone,
 }
 
 

@@ -1,5 +1,5 @@
-"""scripts/verify_log.py accepts what certify writes, and rejects every single field by which a log
-claims too much.
+"""scripts/verify_log.py accepts what certify writes, of cascades and routers, too, and rejects each
+single field by which a log claims too much.
 
 "Too much" is a radius that the counts in the log do not support under the manifest beside it. More
 successes, a smaller radius or a larger sigma leave every claim supported: nobody can tell them from
@@ -10,10 +10,11 @@ import dataclasses
 import itertools
 import json
 import math
-import os
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
+from statistics import NormalDist
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 
+import smoothadv
 from smoothadv.analysis.reading import read_logs
 from smoothadv.api import dataset_of
 from smoothadv.base.errors import UserError
@@ -29,11 +31,11 @@ from smoothadv.evaluation.shards import Shard, merge
 from smoothadv.evaluation.specs import CertifySpec
 from smoothadv.models.name import parse_model
 from smoothadv.noise import RoundedGaussianNoise
-from smoothadv.records.logs import manifest_path
+from smoothadv.records.rows import row_checks
 from smoothadv.statistics import PROCEDURES, Smoothing
 from smoothadv.statistics.adaptive import Adaptive
 from smoothadv.statistics.error_spending import look_schedule
-from support.commands import header, rows
+from support.commands import header, manifest_of, rows, run_process, settings_of
 from support.models import IntervalClassifier
 from support.verifier import SCRIPT, Tampering, tampered, verdict
 from support.verifier import script as script
@@ -43,6 +45,8 @@ GREY = [128, 128, 129, 145, 150, 158, 163, 168, 173, 178, 183, 77, 82, 92, 102]
 """The first pixel: class 1 above 127.5 of 255, so that the certified radius grows with the distance
 from it.
 """
+IMAGES = torch.full((len(GREY), 1, 2, 2), 51 / 255)
+IMAGES[:, 0, 0, 0] = torch.tensor(GREY) / 255
 FOUR = (-0.4, 0.5, 1.4)
 """Thresholds between four classes: the strongest rival is the class beyond the middle one."""
 NEAR = (-0.05, 0.5, 1.05)
@@ -70,12 +74,37 @@ LOGS = {
     },
     "label-aware": {"method": "adaptive", "radii": (0.05, 0.1), "label_aware": True},
 }
+FORGED = [name for name in LOGS if not name.endswith("-sound") and name != "shards"]
+ON_GRID = {"method": "sequential", "settings": {"radii": (0.05, 0.1, 0.2)}}
+ROUTER = (IntervalClassifier(0.6), 0.4)
+OF_STAGES = {
+    "cascade": {"stages": (0.5, 0.2)},
+    "cascade, three": {"stages": (0.5, 0.3, 0.2), "threshold": 0.6},
+    "cascade, sound": {"stages": (0.5, 0.2), "sound": True},
+    "cascade, sequential": {"stages": (0.5, 0.2), **ON_GRID},
+    "router": {"stages": (0.5, 0.2), "router": ROUTER},
+    "router, sound": {
+        "stages": (0.5, 0.3, 0.2),
+        "router": (IntervalClassifier(0.45, 0.6), 0.4),
+        "sound": True,
+    },
+    "router, sequential": {
+        "stages": (0.5, 0.2),
+        "router": ROUTER,
+        **ON_GRID,
+        "settings": {"radii": (0.02, 0.05, 0.1)},
+    },
+}
 
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("logs")
-    return {name: written(folder / f"{name}.tsv", **options) for name, options in LOGS.items()}
+    for name, options in LOGS.items():
+        written(folder / f"{name}.tsv", **options)
+    for name, options in OF_STAGES.items():
+        written_by_stages(folder / f"{name}.tsv", **options)
+    return {name: folder / f"{name}.tsv" for name in (*LOGS, *OF_STAGES)}
 
 
 def written(
@@ -86,15 +115,13 @@ def written(
     thresholds: tuple[float, ...] = (0.5,),
     image_set: str | None = None,
     **settings: object,
-) -> Path:
-    images = torch.full((len(GREY), 1, 2, 2), 51 / 255)
-    images[:, 0, 0, 0] = torch.tensor(GREY) / 255
+) -> None:
     lower = thresholds.index(0.5)  # the last two will be wrong
     labels = torch.tensor([lower + int(grey > 127) for grey in GREY[:-2]] + [lower + 1] * 2)
     model = IntervalClassifier(*thresholds)
     spec = CertifySpec(
         model=model,
-        dataset=dataset_of(parse_model(model), images, labels, None, "images"),
+        dataset=dataset_of(parse_model(model), IMAGES, labels, None, "images"),
         seed=3,
         device="cpu",
         sigma=SIGMA,
@@ -105,26 +132,34 @@ def written(
         image_set=image_set,
         log=log,
     )
-    for number in range(shards):
-        certify(dataclasses.replace(spec, shard=Shard(number, shards)))
-    merge(
-        log, [Shard(number, shards).path(log) for number in range(shards)]
-    ) if shards else certify(spec)
-    return log
+    parts = [Shard(number, shards) for number in range(shards)]
+    for part in parts:
+        certify(dataclasses.replace(spec, shard=part))
+    merge(log, [part.path(log) for part in parts]) if parts else certify(spec)
 
 
-def field(number: int, name: str, value: object) -> Tampering:
-    return lambda table, manifest: table[number].update({name: str(value)})
+def written_by_stages(log: Path, stages: tuple[float, ...], **options: object) -> None:
+    # Confident at the first stage only far from the plane: certificates of both kinds.
+    networks = [IntervalClassifier(-0.4, 0.5, 1.4), *[IntervalClassifier(-9, 0.5, 9)] * 2]
+    labels = torch.full((len(GREY),), 2)
+    options |= {"stages": [*zip(networks, stages)], "n": 400, "log": log, "device": "cpu"}
+    smoothadv.certify(images=IMAGES, labels=labels, **options)
 
 
-def setting(name: str, value: object) -> Tampering:
-    return lambda table, manifest: manifest["settings"].update({name: value})
+def fields(number: int, **changed: object) -> Tampering:
+    texts = {name: str(value) for name, value in changed.items()}
+    return lambda table, manifest: table[number].update(texts)
 
 
-@pytest.mark.parametrize("name", LOGS)
+def settings(**changed: object) -> Tampering:
+    return lambda table, manifest: manifest["settings"].update(changed)
+
+
+@pytest.mark.parametrize("name", [*LOGS, *OF_STAGES])
 def test_honest_logs_are_accepted(script, logs, name, capsys):
-    accepted, said = verdict(script, logs[name], capsys)
-    assert accepted and f"{len(GREY)} of {len(GREY)} rows hold" in said
+    assert readers_that_accept(script, logs[name], capsys) == ["verify_log.py", "analyses"]
+    said = verdict(script, logs[name], capsys)[1]
+    assert f"{len(GREY)} of {len(GREY)} rows hold" in said
     assert ("label-aware" in said) == (name == "label-aware")
     claims = {row["radius"] for row in rows(logs[name]) if row["predict"] != "-1"}
     assert len(claims) >= 3 and len(rows(logs[name])) > len(claims), (
@@ -136,7 +171,7 @@ def test_a_bound_that_is_not_shown_is_in_no_sum(script, logs, monkeypatch):
     """Whatever hypothesis on a rival is tried first: only if it is rejected does its bound count,
     alone or in sums.
     """
-    manifest = json.loads(manifest_path(logs["top-k"]).read_text())
+    manifest = manifest_of(logs["top-k"])
     procedure = script.Procedure({**manifest["settings"], "N": 300}, manifest["runs"][-1])
     counts, found = (script.Fraction(1, 100), 300, 80, 60, 5), procedure.just_rejected
     assert procedure.lacks_of_set(*counts) == ""
@@ -156,15 +191,12 @@ def test_shards_are_accepted_one_by_one_and_unfinished_logs_are_not(script, logs
 def test_changes_that_leave_every_claim_supported_are_accepted(script, logs, tmp_path, capsys):
     number = next(i for i, row in enumerate(rows(logs["exact"])) if 0.1 < float(row["radius"]))
     successes = int(rows(logs["exact"])[number]["successes"])
-    of_row = [
-        field(number, "successes", successes + 1),
-        *(field(number, "radius", r) for r in ("0.05", f"{0:.400f}")),
-    ]
     for tampering in [
-        *of_row,
-        setting("sigma", SIGMA * 2),
-        setting("alpha", 0.002),
-        setting("seed", 4),
+        fields(number, successes=successes + 1),
+        *(fields(number, radius=radius) for radius in ("0.05", f"{0:.400f}")),
+        settings(sigma=SIGMA * 2),
+        settings(alpha=0.002),
+        settings(seed=4),
     ]:
         assert verdict(script, tampered(logs["exact"], tmp_path / "x.tsv", tampering), capsys)[0]
 
@@ -351,14 +383,10 @@ def readers_that_accept(script: ModuleType, log: Path, capsys) -> list[str]:
         return ["verify_log.py"] * verified
 
 
-@pytest.mark.parametrize("name", LOGS)
+@pytest.mark.parametrize("name", FORGED)
 def test_forged_rows_are_refused_or_show_the_same(script, logs, name, tmp_path, capsys):
     """Each field of a certificate, and of an abstention, in twenty ways and more."""
-    table, settings = (
-        rows(logs[name]),
-        json.loads(manifest_path(logs[name]).read_text())["settings"],
-    )
-    assert readers_that_accept(script, logs[name], capsys) == ["verify_log.py", "analyses"]
+    table, settings = rows(logs[name]), settings_of(logs[name])
     places = [
         next(i for i, row in enumerate(table) if (row["predict"] == "-1") == abstains)
         for abstains in (False, True)
@@ -372,7 +400,7 @@ def test_forged_rows_are_refused_or_show_the_same(script, logs, name, tmp_path, 
         for text in others:
             accepting = readers_that_accept(
                 script,
-                tampered(logs[name], tmp_path / "x.tsv", field(number, column, text)),
+                tampered(logs[name], tmp_path / "x.tsv", fields(number, **{column: text})),
                 capsys,
             )
             if accepting == ["analyses"] and is_spelling(column, text, before):
@@ -388,10 +416,10 @@ def test_forged_rows_are_refused_or_show_the_same(script, logs, name, tmp_path, 
                 assert not is_more or (accepting == ["analyses"] and tolerated), (before, text)
 
 
-@pytest.mark.parametrize("name", LOGS)
+@pytest.mark.parametrize("name", FORGED)
 def test_forged_manifests_are_refused_or_show_the_same(script, logs, name, tmp_path, capsys):
     """Each key of the settings and of the last run in twenty ways and more, or left out."""
-    table, manifest = rows(logs[name]), json.loads(manifest_path(logs[name]).read_text())
+    table, manifest = rows(logs[name]), manifest_of(logs[name])
     for part, key in [
         (name, key) for name in ("settings", "runs") for key in _part(manifest, name)
     ]:
@@ -431,23 +459,15 @@ def _part(manifest: dict[str, Any], part: str) -> dict[str, Any]:
 
 def test_what_cannot_be_verified_is_one_line(tmp_path, logs):
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-        return subprocess.run(
-            [sys.executable, SCRIPT, *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            env=environment,
-        )
+        command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+        return run_process(command, tmp_path, PYTHONIOENCODING="ascii")
 
-    lacking = tampered(
-        logs["exact"], tmp_path / "x.tsv", lambda table, manifest: manifest["settings"].pop("N")
-    )
-    huge = tampered(
-        logs["top-k"],
-        tmp_path / "y.tsv",
-        lambda _, manifest: manifest["settings"].update(top_k=10**12),
-    )
-    small = tampered(logs["two-sided"], tmp_path / "z.tsv", setting("alpha", 1e-40))
+    def without_n(table: list[dict[str, str]], manifest: dict[str, Any]) -> None:
+        del manifest["settings"]["N"]
+
+    lacking = tampered(logs["exact"], tmp_path / "x.tsv", without_n)
+    huge = tampered(logs["top-k"], tmp_path / "y.tsv", settings(top_k=10**12))
+    small = tampered(logs["two-sided"], tmp_path / "z.tsv", settings(alpha=1e-40))
     for log, word in (
         (lacking, "lacks 'N'"),
         (small, "a share of its alpha is below 2^-100"),
@@ -457,9 +477,93 @@ def test_what_cannot_be_verified_is_one_line(tmp_path, logs):
         answer = run(log)
         assert (answer.returncode, answer.stdout) == (1, "")
         assert answer.stderr.count("\n") == 1 and word in answer.stderr
-    good = tampered(logs["exact"], tmp_path / "\u00e9.tsv", lambda *_: None)
-    assert run(good).returncode == 0, "named as one likes"
+    good = tampered(logs["exact"], tmp_path / "\u00e9.tsv", settings())  # named as one likes
     several = run(lacking, good)
     assert several.returncode == 1 and "rows hold" in several.stdout, "the others are verified, too"
     assert run(good, good).returncode == 0
     assert "python scripts/verify_log.py logs/" in run("--help").stdout
+
+
+def claiming_more(row: dict[str, str], settings: dict[str, Any]) -> list[dict[str, object]]:
+    """Changes of a row of several stages, each of which claims what its counts do not show."""
+    counts = {name: int(text) for name, text in row.items() if text.removeprefix("-").isdigit()}
+    of_router = [name for name in row if name.startswith("router_")]
+    found: list[dict[str, object]] = [{"stage": len(settings["sigmas"]) + (not of_router)}]
+    if row["predict"] == "-1":
+        return [*found, {"predict": 2}, {"radius": "0.05"}]
+    trials, radius = counts["trials"], float(row["radius"])
+    larger = [*settings.get("radii", ()), radius * (1 + 1e-7), radius * 1.5, radius + 1e-3]
+    found += [{"radius": repr(each)} for each in larger if each > radius]
+    found += [{"successes": counts.get("rival", trials // 2)}, {"successes": trials + 1}]
+    found += [{"stage": 0}, {"trials": trials - 1}]
+    for name in counts:
+        if name.endswith("rival"):
+            found += [{name: trials}, {name: -1}]
+        if name == "level" or name.endswith("_trials"):
+            found += [{name: counts[name] + 1}]
+    if of_router:
+        halved = (counts["router_successes"] + counts["router_rival"]) // 2
+        found += [{"router_successes": halved}, dict.fromkeys(of_router, 0)]
+    if "radii" in settings:
+        # More than a radius of the grid, and the same float.
+        found += [{"samples": trials}, {"radius": f"{Decimal(radius) + Decimal('1e-25'):f}"}]
+    return found
+
+
+@pytest.mark.parametrize("name", OF_STAGES)
+def test_fields_of_stages_that_claim_too_much_are_refused(script, logs, name, tmp_path, capsys):
+    """By the analyses, which read floats, as well."""
+    settings = settings_of(logs[name])
+    changes = [
+        (number, row, changed)
+        for number, row in [*enumerate(rows(logs[name]))][::3]
+        for changed in claiming_more(row, settings)
+    ]
+    assert len(changes) > 30
+    for number, row, changed in changes:
+        forged = tampered(logs[name], tmp_path / "x.tsv", fields(number, **changed))
+        is_same = float(changed.get("radius", "nan")) == float(row["radius"])
+        accepting = readers_that_accept(script, forged, capsys)
+        assert accepting == ["analyses"] * is_same, (row, changed)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_no_radius_exceeds_what_n_draws_of_its_stage_show(logs, stage):
+    """Of n successes, the lower bound on p_A is alpha^(1/n) (Clopper and Pearson, 1934)."""
+    row = dict(idx=0, label=2, predict=2, correct=1, successes=400, trials=400, stage=stage)
+    row |= {"stage_1_rival": 0, "stage_2_rival": 0}
+    most = (0.5, 0.2)[stage - 1] * NormalDist().inv_cdf(0.001 ** (1 / 400))
+    for radius, holds in ((most * (1 - 1e-6), True), (most * (1 + 1e-6), False)):
+        checks = row_checks({**row, "radius": radius}, settings_of(logs["cascade"]), True)
+        assert checks["no draws show so large a radius"] == holds
+
+
+OF_MANIFEST = {
+    "a smaller alpha": {"alpha": 1e-9},
+    "smaller noise": {"sigmas": [0.05, 0.02], "sigma": 0.05},
+    "sigma is not the largest": {"sigma": 0.3},
+    "one stage": {"sigmas": [0.5]},
+    "a threshold below 1/2": {"threshold": 0.4},
+    "another threshold": {"threshold": 0.5},
+    "another procedure": {"method": "exact"},
+    "more draws": {"N": 450},
+}
+
+
+@pytest.mark.parametrize("changed", OF_MANIFEST.values(), ids=OF_MANIFEST)
+def test_settings_of_stages_under_which_the_counts_show_less_are_refused(
+    script, logs, changed, tmp_path, capsys
+):
+    log = tampered(logs["cascade"], tmp_path / "x.tsv", settings(**changed))
+    assert readers_that_accept(script, log, capsys) == []
+
+
+@pytest.mark.parametrize("name", ["cascade, sound", "router, sound"])
+def test_analyses_know_the_distance_of_grey_noise(logs, name, tmp_path):
+    """It is proportional to the number of pixels: of 10^14, it is about .01."""
+
+    def enlarge(table: list[dict[str, str]], manifest: dict[str, Any]) -> None:
+        manifest["runs"][-1]["image_shape"] = [1, 10**7, 10**7]
+
+    with pytest.raises(UserError, match="counts do not certify"):
+        read_logs([str(tampered(logs[name], tmp_path / "x.tsv", enlarge))])

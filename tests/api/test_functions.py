@@ -1,5 +1,5 @@
 """smoothadv.certify, predict, attack, falsify and train: on modules and images of all kinds,
-resumable, and checked.
+resumable, and checked; without a file, Python gets the rows that it would read from one.
 """
 
 import json
@@ -87,22 +87,14 @@ def expected_in(log: Path) -> pd.DataFrame:
     """What a log should hold: each image certified by itself, with the noise that is its own."""
     smooth = Smooth(network(), CLASSES, SIGMA)
     noise = GaussianNoise(SIGMA, 0, key=key_of_log(log))
-    found = []
-    for index, image in enumerate(torch.tensor(IMAGES)):
-        stream = noise.stream(index, torch.device("cpu"))
-        certificate = smooth.certificate(
-            image, QUICK["n0"], QUICK["n"], 0.001, BATCH, stream=stream
-        )
-        found.append(
-            (
-                index,
-                LABELS[index],
-                certificate.prediction,
-                certificate.radius,
-                certificate.successes,
-            )
-        )
-    return pd.DataFrame(found, columns=["idx", "label", "predict", "radius", "successes"])
+    numbers = (QUICK["n0"], QUICK["n"], 0.001, BATCH)
+    found = [
+        smooth.certificate(image, *numbers, stream=noise.stream(index, torch.device("cpu")))
+        for index, image in enumerate(torch.tensor(IMAGES))
+    ]
+    columns = {"idx": range(COUNT), "label": LABELS, "predict": [one.prediction for one in found]}
+    counts = {name: [getattr(one, name) for one in found] for name in ("radius", "successes")}
+    return pd.DataFrame({**columns, **counts})
 
 
 def assert_expected(found: pd.DataFrame, expected: pd.DataFrame) -> None:
@@ -223,38 +215,25 @@ def test_a_log_is_what_the_commands_write_and_read(tmp_path, capsys):
 
 def test_a_log_is_continued_only_by_the_same_call(tmp_path):
     log = tmp_path / "mine.tsv"
-    smoothadv.certify(network(), IMAGES, LABELS, **QUICK, log=log, limit=2)
-    assert len(rows(log)) == 2
-    assert_expected(
-        smoothadv.certify(network(), IMAGES, LABELS, **QUICK, log=log), expected_in(log)
-    )
+
+    def certified(model: nn.Module, images: np.ndarray = IMAGES, **changed: object):
+        return smoothadv.certify(model, images, LABELS, **{**QUICK, **changed}, log=log)
+
+    assert len(certified(network(), limit=2)) == len(rows(log)) == 2
+    assert_expected(certified(network()), expected_in(log))
     other, moved = network(), IMAGES.copy()
     with torch.no_grad():
         other[4].bias[0] += 1e-6
     moved[3, 0, 0, 0] = 0.5
-    for call_again, word in [
-        (lambda: smoothadv.certify(other, IMAGES, LABELS, **QUICK, log=log), "module_sha256 was"),
-        (
-            lambda: smoothadv.certify(network(), moved, LABELS, **QUICK, log=log),
-            "dataset_fingerprint was",
-        ),
-        (
-            lambda: smoothadv.certify(
-                network(), IMAGES, LABELS, **{**QUICK, "sigma": 0.25}, log=log
-            ),
-            "sigma was 0.5",
-        ),
-        (
-            lambda: smoothadv.certify(
-                network(), IMAGES, LABELS, **QUICK, log=log, existing="refuse"
-            ),
-            "exists already",
-        ),
+    for model, images, changed, word in [
+        (other, IMAGES, {}, "module_sha256 was"),
+        (network(), moved, {}, "dataset_fingerprint was"),
+        (network(), IMAGES, {"sigma": 0.25}, "sigma was 0.5"),
+        (network(), IMAGES, {"existing": "refuse"}, "exists already"),
     ]:
         with pytest.raises(UserError, match=word):
-            call_again()
-    anew = smoothadv.certify(other, IMAGES, LABELS, **QUICK, log=log, existing="overwrite")
-    assert len(anew) == COUNT
+            certified(model, images, **changed)
+    assert len(certified(other, existing="overwrite")) == COUNT
 
 
 HANDED_OVER = {
@@ -309,16 +288,14 @@ def test_images_of_8_bits_are_the_same_however_they_were_divided(kind, model, re
         ({"settings": {"radi": 1}}, "settings of method 'exact': found 'radi'"),
         ({"device": "abacus"}, "'abacus' is no device"),
         ({"sound": True}, "8-bit images only"),
+        ({"sgma": 1}, "certify\\(\\) got an unexpected keyword argument 'sgma'"),
+        ({"top_k": 3}, 'one of the method, settings={"top_k": ...}'),
         ({"num_classes": 5}, "has 4 classes, the images of 'images' have 5"),
     ],
 )
 def test_choices_that_make_no_sense_are_refused(options, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises((UserError, TypeError), match=message):
         smoothadv.certify(network(), IMAGES, LABELS, **{**QUICK, **options})
-    with pytest.raises(TypeError, match="certify\\(\\) got an unexpected keyword argument 'sgma'"):
-        smoothadv.certify(network(), IMAGES, LABELS, **QUICK, sgma=1)
-    with pytest.raises(TypeError, match='one of the method, settings={"top_k": ...}'):
-        smoothadv.certify(network(), IMAGES, LABELS, **QUICK, top_k=3)
 
 
 @pytest.mark.parametrize(
@@ -424,13 +401,58 @@ def test_a_program_does_several_jobs_under_torchrun_and_each_process_gets_all_ro
     assert not list(tmp_path.glob("*.shards")), "merged"
 
 
-def test_importing_the_package_does_not_import_torch(tmp_path):
-    program = (
-        "import sys, smoothadv; smoothadv.__version__; print('torch' in sys.modules); "
-        "smoothadv.certify; "
-    )
-    program += "print('torch' in sys.modules)"
-    done = run_process([sys.executable, "-c", program], tmp_path, PYTHONPATH=str(CODE))
-    assert done.stdout.split() == ["False", "True"], done.stderr
+def test_what_the_package_has_not_is_no_attribute():
     with pytest.raises(AttributeError, match="no attribute 'certfy'"):
         smoothadv.certfy  # noqa: B018
+
+
+FEWER = {"sigma": SIGMA, "n": 60, "device": "cpu", "batch": BATCH}
+ATTACK = {"attack": PGD(0.5, 2), "num_noise_vec": 2}
+CALLS = {
+    "exact": (smoothadv.certify, {}, "log"),
+    "adaptive": (smoothadv.certify, {"method": "adaptive"}, "log"),
+    "sequential": (smoothadv.certify, {"method": "sequential"}, "log"),
+    "top-k": (smoothadv.certify, {"method": "top-k", "settings": {"top_k": 2}}, "log"),
+    "predict": (smoothadv.predict, {"top_k": 2}, "log"),
+    "targeted": (smoothadv.predict, {**ATTACK, "target": "random"}, "log"),
+    "attack": (smoothadv.attack, {**ATTACK, "epsilons": [0.25, 0.5]}, "outdir"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::smoothadv.base.errors.DoubtfulWarning")
+@pytest.mark.parametrize("kind", CALLS)
+def test_rows_in_memory_are_those_of_a_file(tmp_path, kind):
+    function, options, place = CALLS[kind]
+    given = {**FEWER, **options}
+    in_memory = function(network(), IMAGES, LABELS, **given)
+    from_file = function(network(), IMAGES, LABELS, **given, **{place: tmp_path / "new"})
+    pd.testing.assert_frame_equal(in_memory, from_file, rtol=0, atol=0)
+    assert in_memory.attrs == from_file.attrs
+
+
+@pytest.mark.filterwarnings("ignore::smoothadv.base.errors.DoubtfulWarning")
+@pytest.mark.parametrize("kind", ["exact", "top-k", "predict"])
+def test_images_without_labels_have_rows_without_what_labels_say(kind):
+    function, options = CALLS[kind][0], {**FEWER, **CALLS[kind][1]}
+    rows = function(network(), IMAGES, **options)
+    labels = np.full(COUNT, 2 if kind == "predict" else 0)
+    given = function(network(), IMAGES, labels, **options)
+    assert [*rows] == [name for name in given if name not in ("label", "correct")]
+    if kind == "exact":  # the others choose the label where it is among the first ones
+        pd.testing.assert_frame_equal(rows, given[[*rows]], rtol=0, atol=0)
+    elif kind == "predict":
+        assert (rows.predict == rows.class_1).all() and (given.predict != given.class_1).any()
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (smoothadv.certify, {"log": "log.tsv"}),
+        (smoothadv.certify, {"method": "adaptive", "settings": {"label_aware": True}}),
+        (smoothadv.predict, ATTACK),
+        (smoothadv.attack, ATTACK),
+    ],
+)
+def test_what_needs_labels_is_refused_without_them(function, options):
+    with pytest.raises(UserError, match="images without labels: .* only certify and predict do"):
+        function(network(), IMAGES, **FEWER, **options)

@@ -1,7 +1,9 @@
 """attack, and predict under attack, from end to end: logs and adversarial examples agree, which can
-be checked without the command; each option gives another attack, and changes what its name says.
+be checked without the command; each option gives another attack, and changes what its name says; an
+attack that was stopped or ran out of memory ends like an undisturbed one.
 """
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,10 @@ from scipy import stats
 
 from smoothadv.datasets import get_dataset
 from smoothadv.noise import Purpose
+from smoothadv.voting.classifier import VotingClassifier
+from support import fragile_models
 from support.attack_runs import (
+    LINEAR,
     SIGMA,
     SMALL,
     accuracy,
@@ -20,7 +25,18 @@ from support.attack_runs import (
     l2_norms,
     predicted,
 )
-from support.commands import call, header, manifest_of, refused, rows, snapshot, succeed, timeless
+from support.commands import (
+    call,
+    header,
+    manifest_of,
+    refused,
+    rows,
+    settings_of,
+    snapshot,
+    succeed,
+    timeless,
+)
+from support.evaluations import stop_at_pass
 
 RELEASED = ["idx", "label", "predict", "basePredict", "correct", "time"]
 OWN = ["attack_norm", "epsilon", "abstain"]
@@ -132,17 +148,14 @@ def test_summary_names_the_log_its_accuracy_and_its_interval(attack, workplace):
     ],
     ids=str,
 )
-def test_predict_under_the_same_attack_says_the_same(checkpoint, workplace, capsys, options):
-    classifier = ["digits", checkpoint, SIGMA]
-    usual = [*(BASE if "base" in options else SMALL), "--epsilon", 0.5]
-    assert call(capsys, "attack", *classifier, "out", *usual, *options).code == 0
-    usual += ["--attack", "PGD", *options]
-    assert call(capsys, "predict", *classifier, "log.tsv", *usual).code == 0
-    assert timeless(workplace / "log.tsv") == timeless(workplace / "out/epsilon_0.5.tsv")
-    theirs, ours = (
-        manifest_of(workplace / log)["settings"] for log in ("log.tsv", "out/epsilon_0.5.tsv")
-    )
-    assert {**theirs, "images_saved": True} == ours, "predict saves no images"
+def test_predict_under_the_same_attack_says_the_same(checkpoint, workplace, options):
+    usual = [*(BASE if "base" in options else SMALL), "--epsilon", 0.5, "--attack", "PGD", *options]
+    for command, output in (("attack", "out"), ("predict", "log.tsv")):
+        succeed(command, "digits", checkpoint, SIGMA, output, *usual)
+    log, attacked = workplace / "log.tsv", workplace / "out/epsilon_0.5.tsv"
+    assert timeless(log) == timeless(attacked)
+    saved = settings_of(log) | {"images_saved": True}
+    assert saved == settings_of(attacked), "predict saves no images"
 
 
 def test_only_the_images_named_are_attacked_and_as_among_others(attack, finished, workplace):
@@ -204,7 +217,7 @@ def test_no_two_kinds_make_the_same_examples(attacked):
         for second in KINDS[: KINDS.index(first)]:
             assert (images[first] != images[second]).any((1, 2, 3)).sum() >= 2, (first, second)
     described = [
-        [manifest_of(log)["settings"].get(name) for name in ("attack", "restarts", "target")]
+        [settings_of(log).get(name) for name in ("attack", "restarts", "target")]
         for log in logs.values()
     ]
     assert len(set(map(str, described))) == len(KINDS), "the manifests tell them apart"
@@ -244,13 +257,12 @@ def test_log_of_another_attack_is_not_continued(attack, workplace):
 
 
 @pytest.fixture
-def predict(checkpoint, workplace, capsys):
+def predict(checkpoint, workplace):
     """Predict 25 digits with the shared classifier and few draws; the log."""
 
     def run(name: str, *options: object) -> Path:
         usual = ["--N", 50, "--max", 25, "--device", "cpu"]
-        words = ["digits", checkpoint, SIGMA, name, *usual, *options]
-        assert call(capsys, "predict", *words).code == 0
+        succeed("predict", "digits", checkpoint, SIGMA, name, *usual, *options)
         return workplace / name
 
     return run
@@ -278,3 +290,80 @@ def test_attack_of_size_zero_changes_nothing(predict):
     assert header(clean) == RELEASED
     found = [{name: row[name] for name in RELEASED if name != "time"} for row in rows(zero)]
     assert found == timeless(clean)
+
+
+def test_the_second_of_two_sizes_is_continued_and_the_first_left_alone(
+    attack, finished, workplace, monkeypatch
+):
+    sizes = ["--epsilon", 0.25, 0.5]
+    with monkeypatch.context() as patch:
+        stop_at_pass(patch, 20, KeyboardInterrupt())
+        assert attack("out", *sizes).code == 130
+    before = snapshot(workplace / "out").items()
+    first = {name: content for name, content in before if name.startswith("epsilon_0.25")}
+    assert "epsilon_0.25.npz" in first and not (workplace / "out/epsilon_0.5.npz").exists()
+    assert attack("out", *sizes).code == 0
+    assert first.items() <= snapshot(workplace / "out").items()
+    assert_same_attack(workplace / "out/epsilon_0.5.tsv", finished / "epsilon_0.5.tsv")
+
+
+OUT_OF_MEMORY = [make() for make in fragile_models.OUT_OF_MEMORY.values()]
+
+
+def allow_gradients_of(monkeypatch: pytest.MonkeyPatch, limit: int, error: Exception) -> None:
+    """Let the classifier run out of memory with more than ``limit`` images of which it must keep
+    activations.
+    """
+    forward = VotingClassifier.forward
+
+    def limited(self: VotingClassifier, images: torch.Tensor) -> torch.Tensor:
+        if images.requires_grad and len(images) > limit:
+            raise error
+        return forward(self, images)
+
+    monkeypatch.setattr(VotingClassifier, "forward", limited)
+
+
+@pytest.mark.parametrize(
+    ("error", "limit"), [*zip(OUT_OF_MEMORY, (1, 5, 11))], ids=[*fragile_models.OUT_OF_MEMORY]
+)
+def test_attack_goes_on_with_less_memory_and_says_so(workplace, monkeypatch, capsys, error, limit):
+    """From 40 noisy copies at a time to 20, 10, 5, 2, 1: whole images of two draws, in the end half
+    of one.
+    """
+    words = [*SMALL, "--epsilon", 0.5, "--max", 9, "--num-noise-vec", 2]
+    attack = partial(call, capsys, "attack", "digits", LINEAR, SIGMA)
+    assert attack("whole", *words, "--attack-batch", 128).code == 0
+    with monkeypatch.context() as patch:
+        allow_gradients_of(patch, limit, error)
+        outcome = attack("out", *words, "--attack-batch", 40)
+    assert (outcome.code, outcome.err) == (0, "")
+    whole, log = Path("whole/epsilon_0.5.tsv"), Path("out/epsilon_0.5.tsv")
+    manifest = manifest_of(log)
+    assert manifest["settings"]["attack_batch"] == 40
+    # Passes of whole images: a batch of 5 or 11 is one of 4 or 10 copies.
+    assert manifest["runs"][-1]["attack_batch"] == {1: 1, 5: 5, 11: 10}[limit]
+    assert [row["predict"] for row in rows(log)] == [row["predict"] for row in rows(whole)]
+    np.testing.assert_allclose(
+        archive(log)["adversarial"], archive(whole)["adversarial"], rtol=0, atol=1e-5
+    )
+
+
+def test_less_memory_for_one_size_does_not_stand_in_the_way_of_the_next(
+    attack, workplace, monkeypatch
+):
+    """Each log begins with the batch that was chosen first, and continues with its recorded
+    batch.
+    """
+    sizes = ["--epsilon", 0.25, 0.5]
+    with monkeypatch.context() as patch:
+        allow_gradients_of(patch, 11, OUT_OF_MEMORY[0])
+        assert attack("out", *sizes, "--max", 5).code == 0
+    manifests = [manifest_of(workplace / f"out/epsilon_{size}.tsv") for size in sizes[1:]]
+    assert len({manifest["settings"]["attack_batch"] for manifest in manifests}) == 1
+    assert manifests[0]["runs"][-1]["attack_batch"] < manifests[0]["settings"]["attack_batch"]
+    assert attack("out", *sizes).code == 0
+    assert attack("out", "--epsilon", 0.75, "--attack-batch", 6).code == 0
+    assert attack("out", "--epsilon", 0.25, 0.75, 0.5).code == 0, (
+        "finished with different ones, and nothing to do"
+    )

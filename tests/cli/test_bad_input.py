@@ -12,7 +12,7 @@ import torch
 
 from support.commands import call, refused, rows, snapshot, succeed
 from support.image_files import save_image
-from support.plugin_page import SHAPES
+from support.plugin_page import GRID, SHAPES
 
 USAGE, FAILURE = 2, 1
 CERTIFY = "certify digits model.tar 0.25 out.tsv --N 10 --max 1".split()
@@ -35,7 +35,7 @@ GOOD = [
     *(CERTIFY, [*CERTIFY[:3], "64/255", *CERTIFY[4:]], PREDICT),
     [*PREDICT, *PGD, "--seed", str(2**128 - 1)],
     [*TRAIN, "--crop-padding", "7", "--momentum", "0.999", "--seed", str(2**128 - 1)],
-    *([*TRAIN_PGD, *PGD], [*TRAIN_PGD, *DDN]),
+    *([*TRAIN_PGD, *PGD], [*TRAIN_PGD, *DDN], [*TRAIN, "--pretrained-model", "model.tar"]),
     *(SIZED, AGAINST, BASE, [*ONLY, "0"], [*ONLY_AGAINST, "3"]),
 ]
 MANY = "1" + "0" * 25
@@ -74,19 +74,8 @@ OVER_INPUTS = [
         )
     ),
     (
-        [
-            "train_denoiser",
-            "digits",
-            "digits_dncnn",
-            "trained",
-            "--noise",
-            "0.25",
-            "--objective",
-            "stability",
-            "--classifier",
-            "trained/checkpoint.pth.tar",
-            "--overwrite",
-        ],
+        "train_denoiser digits digits_dncnn trained --noise 0.25 --objective stability "
+        "--classifier trained/checkpoint.pth.tar --overwrite".split(),
         USAGE,
         ["trained/checkpoint.pth.tar"],
     ),
@@ -230,6 +219,12 @@ KINDS = [
     (["table", "--format", "csv", "-o", "kinds/checkpoint"], "checkpoint", "other data"),
     (["plot", "-o", "kinds/png/out"], "kinds/png/out.png", "other data"),
     (["plot", "-o", "kinds/pdf/out"], "kinds/pdf/out.pdf", "other data"),
+    (["plot", "-o", "kinds/curves.svg"], "kinds/curves.svg", "text that begins with 'mine'"),
+    (
+        ["table", "-o", "new.md", "-o", "kinds/log"],
+        "kinds/log",
+        r"text that begins with 'idx\tlabel",
+    ),
     (["report", "-o", "kinds/page/report.html"], "kinds/page/report.html", "other data"),
     (["report", "-o", "kinds/page"], "kinds/page/report.html", "other data"),
     (["report", "-o", "kinds/log.html"], "kinds/log.html", r"text that begins with 'idx\tlabel"),
@@ -252,6 +247,29 @@ OUTPUTS = [
         for folder, name in (("notes", "log.txt"), ("further_notes", "args.json"))
     ),
 ]
+# What a training cannot begin with, stand behind, or continue.
+BEGINNINGS = [
+    ([*TRAIN, "--denoiser", "none.pth.tar"], ["none.pth.tar does not exist"]),
+    ([*TRAIN, "--denoiser", "openai:none.pt"], ["--denoiser openai:none.pt", "cannot be read"]),
+    ([*TRAIN, "--denoiser", "diffusers:none"], ["--denoiser diffusers:none", "config.json"]),
+    ([*TRAIN, "--denoiser", "model.tar"], ["model.tar", "no denoiser"]),
+    ([*TRAIN, "--lora", "2"], ["--lora", "Vision Transformer"]),
+    ([*replaced(TRAIN, outdir="foreign"), "--resume"], ["not written by smoothadv"]),
+    (
+        [*replaced(TRAIN, arch="cifar_resnet20"), "--pretrained-model", "model.tar"],
+        ["is not a cifar_resnet20"],
+    ),
+    *(
+        ([*TRAIN, "--pretrained-model", *words.split()], found)
+        for words, found in {
+            "keys.tar": ["keys.tar", "is not a digits_resnet8"],
+            "missing.tar": ["missing.tar", "does not exist"],
+            "model.tar --input-layer center": ["'center'", "'normalize'"],
+            "silent.tar": ["silent.tar", "--input-layer"],
+        }.items()
+    ),
+]
+IMAGES = "images digits model.tar 0.25".split()
 CASES = [
     # Checkpoints.
     (replaced(CERTIFY, checkpoint="missing.tar"), FAILURE, ["missing.tar", "does not exist"]),
@@ -321,12 +339,12 @@ CASES = [
     ([*CERTIFY, "--split", "validation"], USAGE, ["--split", "validation", "train", "test"]),
     ([*CERTIFY, "--input-layer", "whiten"], USAGE, ["--input-layer", "normalize", "center"]),
     (["analyze", "summaries", "log.tsv"], USAGE, ["summaries", "summary", "table", "plot"]),
-    (
-        [*CERTIFY, "--alph", "0.01"],
-        USAGE,
-        ["--alph"],
-    ),  # an abbreviation may mean something else tomorrow
+    # An abbreviation may mean something else tomorrow.
+    ([*CERTIFY, "--alph", "0.01"], USAGE, ["--alph"]),
+    (["certify", *IMAGES, "file"], FAILURE, ["file cannot be read as an image"]),
+    (["certify", *IMAGES, "folder"], FAILURE, ["folder holds no images: no file ends in .jpg"]),
     # Contradictions.
+    (["certify", *IMAGES, "images", "--timestep", "3"], USAGE, ["--timestep is for a diffusion"]),
     ([*TRAIN_PGD, *PGD, "--init-norm-DDN", "1"], USAGE, ["--init-norm-DDN", "PGD"]),
     ([*TRAIN_PGD, *DDN, "--random-start"], USAGE, ["--random-start", "DDN"]),
     ([*TRAIN, *PGD], USAGE, ["--attack", "gaussian"]),
@@ -440,6 +458,8 @@ CASES = [
         ([command, "--plugin", "gone.py"], USAGE, ["gone.py cannot be read"])
         for command in ("train", "train_pgd", "certify", "predict", "attack", "analyze", "sweep")
     ),
+    (["sweep", "status", "gone.toml"], USAGE, ["gone.py cannot be read"]),
+    (["sweep", "status", "text.toml"], FAILURE, ["list of texts"]),
     (["certify", "--plugin"], USAGE, ["--plugin: expected one argument"]),
     (
         ["certify", "--plugin=bad.py"],
@@ -458,7 +478,7 @@ CASES = [
     ),
     # And those whose exit code or last words are the same in all.
     *((command, code, [*words, "replaced"]) for command, code, words in OVER_INPUTS),
-    *((command, FAILURE, words) for command, words in ATTACK_FAILURES),
+    *((command, FAILURE, words) for command, words in (*ATTACK_FAILURES, *BEGINNINGS)),
     *((command, FAILURE, [*words, "name another file"]) for command, words in OUTPUTS),
     *((command, USAGE, words) for command, words in (*ATTACK_USAGES, *METHODS, *THREADS)),
     *(
@@ -490,14 +510,17 @@ TEXTS = {
         "idx\tlabel\tpredict\tbasePredict\tcorrect\ttime\tattack_norm\tepsilon\tabstain\tcertified"
         "\tradius\tflipped\n0\t8\t8\t8\t1\t0:00:01\t0.1\t0.1\t0\t8\t0.1\t0\n"
     ),
+    "kinds/curves.svg": "mine",
     "kinds/log.html": "idx\tlabel\tpredict\n0\t3\t3\n",
     "notes/log.txt": "2 March: rerun with sigma 0.5\n",
     "further_notes/args.json": "2 March: rerun with sigma 0.5\n",
     "bad.py": "1 / 0",
     "shapes.py": SHAPES,
+    "gone.toml": GRID.replace('["shapes.py"]', "['gone.py']"),
+    "text.toml": GRID.replace('["shapes.py"]', "'shapes.py'"),
 }
 EMPTY = "grid.toml other.tsv".split()
-FOLDERS = "folder trained notes further_notes kinds/png kinds/pdf kinds/page".split()
+FOLDERS = "folder foreign trained notes further_notes kinds/png kinds/pdf kinds/page".split()
 TRAINED = "checkpoint.pth.tar args.json log.txt".split()
 
 
@@ -510,6 +533,9 @@ def place(checkpoint, tmp_path_factory) -> Path:
     (place / "corrupt.tar").write_bytes(checkpoint.read_bytes()[:5000])
     torch.save({**good, "arch": "resnet_of_mine"}, place / "unknown_arch.tar")
     torch.save({**good, "epoch": 99}, place / "other.tar")
+    keys = {f"{key}s": value for key, value in good["state_dict"].items()}
+    torch.save({**good, "state_dict": keys}, place / "keys.tar")
+    torch.save({**good, "input_layer": None}, place / "silent.tar")
     (place / "link.tar").symlink_to("model.tar")
     (place / "binary").write_bytes(bytes(range(256)))
     for folder in FOLDERS:
@@ -523,6 +549,8 @@ def place(checkpoint, tmp_path_factory) -> Path:
         (place / name.replace("pipe", "full")).symlink_to("/dev/full")
     for name in [*EMPTY, *(f"trained/{name}" for name in TRAINED)]:
         (place / name).touch()
+    foreign = {name: value for name, value in good.items() if name != "recipe"}
+    torch.save(foreign, place / "foreign/checkpoint.pth.tar")
     for name, text in TEXTS.items():
         (place / name).write_text(text)
     small = ("--device", "cpu", "digits", checkpoint, 0.25)

@@ -72,6 +72,12 @@ def command(checkpoint, certified) -> Callable[..., list[str]]:
     )
 
 
+def remove_shards(log: Path) -> None:
+    """As merging suggests."""
+    for path in log.with_name(f"{log.name}.shards").iterdir():
+        path.unlink()
+
+
 @pytest.fixture
 def merge(workplace, capsys) -> Callable:
     """Merge the shards of an evaluation."""
@@ -136,18 +142,6 @@ def test_killed_at_random_it_is_finished_by_the_same_command(
     assert_equal(workplace, whole(kind), kind)
 
 
-@pytest.mark.parametrize("kind", ["exact", "falsify"])
-def test_finished_log_is_left_alone_and_extended(start, workplace, whole, kind):
-    """Images that were packed are unpacked again."""
-    for images in (5, 12):
-        assert start(kind, "--max", images).code == 0
-        before = snapshot(workplace)
-        again = start(kind, "--max", images)
-        assert again.code == 0 and again.err == "" and snapshot(workplace) == before
-    assert start(kind).code == 0
-    assert_equal(workplace, whole(kind), kind)
-
-
 # Shards
 
 
@@ -172,9 +166,7 @@ def test_shards_in_any_order_merge_into_the_log_of_one_process(
     assert [run["shard"] for run in manifest_of(workplace / LOGS[kind])["runs"]] == sorted(order)
     before = snapshot(workplace)
     assert start(kind).code == 0 and snapshot(workplace) == before, "the summary"
-    log = workplace / LOGS[kind]
-    for path in log.with_name(f"{log.name}.shards").iterdir():  # as merging suggests
-        path.unlink()
+    remove_shards(workplace / LOGS[kind])
     assert_equal(workplace, whole(kind), kind)
 
 
@@ -196,8 +188,7 @@ def test_unfinished_shard_is_refused_and_continued_by_the_same_command(
     assert outcome.code == 0 and "shard 1/3 is done" in outcome.out
     assert snapshot(workplace) == finished
     assert merge(kind).code == 0
-    for path in part.parent.iterdir():
-        path.unlink()
+    remove_shards(log)
     assert_equal(workplace, whole(kind), kind)
 
 
@@ -231,20 +222,10 @@ def test_shard_that_another_process_writes_is_not_removed(start, workplace):
     assert start("exact", "--overwrite").code == 0 and not shard.parent.exists()
 
 
-def test_shards_of_other_settings_are_not_merged(start, merge, workplace):
+def test_shard_of_other_settings_than_those_beside_it_is_refused_before_any_work(start):
     start("exact", "--shard", "0/2", "--batch", 50)
-    folder, aside, change = workplace / "log.tsv.shards", workplace / "aside", ("--seed", 1)
-    field = "seed was 0, now 1"
-    assert refused(start("exact", "--shard", "1/2", *change), field, "0-of-2.tsv"), "before work"
-    folder.rename(aside)  # as on another machine
-    assert start("exact", "--shard", "1/2", *change).code == 0, "nobody can know yet"
-    for path in aside.iterdir():
-        path.rename(folder / path.name)
-    before = snapshot(workplace)
-    assert refused(merge("exact"), "seed", "0-of-2.tsv", "1-of-2.tsv")
-    assert snapshot(workplace) == before
-    assert start("exact", "--shard", "1/2", "--overwrite", "--batch", 50).code == 0
-    assert merge("exact").code == 0
+    outcome = start("exact", "--shard", "1/2", "--seed", 1)
+    assert refused(outcome, "seed was 0, now 1", "0-of-2.tsv")
 
 
 # torchrun

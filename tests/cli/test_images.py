@@ -13,14 +13,13 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import smoothadv
-from smoothadv.base.errors import UserError
 from smoothadv.datasets import get_dataset
 from smoothadv.datasets.preparation import Preparation
 from smoothadv.datasets.sources import imagenet
 from smoothadv.evaluation.specs import EvaluationSpec
 from smoothadv.models.load import loose_images
 from smoothadv.records.logs import recorded_settings
-from support.commands import call, refused, rows, snapshot, succeed
+from support.commands import call, rows, snapshot, succeed
 from support.image_files import random_image, save_image
 from support.trainings import read
 
@@ -67,7 +66,7 @@ def test_radii_are_those_of_the_arrays_rounded_down(checkpoint, pictures, capsys
     assert (rows.radius > 0.01).sum() >= 2
 
 
-@pytest.mark.parametrize("given", [{"resize": 8}, {"local_noise": 0.25}, {"timestep": 3}], ids=str)
+@pytest.mark.parametrize("given", [{"resize": 8}, {"local_noise": 0.25}], ids=str)
 def test_what_stands_before_a_model_stands_before_it_for_single_images(
     checkpoint, pictures, capsys, given
 ):
@@ -80,11 +79,6 @@ def test_what_stands_before_a_model_stands_before_it_for_single_images(
     call_in_python = partial(
         smoothadv.certify, checkpoint, pictures[:-1], sigma=0.25, n=300, device="cpu"
     )
-    if name == "timestep":
-        assert refused(outcome, "--timestep is for a diffusion model", code=2)
-        with pytest.raises(UserError, match="^timestep is for a diffusion model"):
-            call_in_python(**given)
-        return
     _, *lines = printed(outcome)
     radii = [Decimal(line[-1]) for line in lines]
     rows = call_in_python(**given)
@@ -107,16 +101,6 @@ def test_a_network_by_name_has_its_classes_and_its_preparation(pictures, capsys)
     random = ("--no-pretrained", "--N", 20, "--N0", 2, "--alpha", 0.9, "--batch", 4)
     _, (file, name, *_, radius) = printed(call(capsys, "certify", *words, *random))
     assert file == "wide.png" and not name.isdigit() and float(radius) >= 0
-
-
-def test_what_is_no_image_is_named(checkpoint, pictures, capsys):
-    Path("empty").mkdir()
-    for path, words in {
-        "pictures/notes.txt": "notes.txt cannot be read as an image",
-        "empty": "empty holds no images: no file ends in .jpg",
-    }.items():
-        command = ("certify", "images", "digits", checkpoint, 0.25, path, *OPTIONS)
-        assert refused(call(capsys, *command), words)
 
 
 def test_images_are_prepared_as_those_of_the_dataset(checkpoint, pictures, workplace, capsys):

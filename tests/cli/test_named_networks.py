@@ -83,26 +83,6 @@ def test_one_class_is_for_networks_of_several(place, capsys):
     assert not list(place.glob("a*"))
 
 
-def test_network_predicts_and_is_attacked(place, capsys):
-    network = ("imagefolder:photos", "hf:hf", 0.25)
-    succeed("predict", *network, "log.tsv", *CHEAP)
-    succeed(
-        "attack",
-        *network,
-        "attacked",
-        *CHEAP,
-        "--epsilon",
-        0.5,
-        "--num-steps",
-        2,
-        "--num-noise-vec",
-        2,
-    )
-    succeed("certify", *network, "certified.tsv", *CHEAP)
-    against = ("--against", "certified.tsv", "--num-steps", 2, "--num-noise-vec", 2)
-    assert "0 flipped" in call(capsys, "attack", *network, "falsified", *CHEAP, *against).out
-
-
 def test_onnx_is_attacked_without_gradients_and_certified(place, capsys):
     save_onnx(place / "net.onnx", small_network(), torch.rand(4, 3, 8, 8), fixed=True)
     save_folder(place / "three", "0", "1", "2")
@@ -404,26 +384,23 @@ def test_denoiser_is_trained_for_a_network_that_knows_more_classes(place, capsys
         )
 
 
-def test_a_library_of_the_user_trains_and_its_checkpoint_asks_for_the_plugin(place, capsys):
+def test_a_library_of_the_user_is_asked_for_where_it_trained_or_certified(place, capsys):
     """A checkpoint is data: it runs no code that the user does not name."""
+    plugin = ("--plugin", "nets.py")
     train = ("train", "digits", "mine:net", "run", *SMOKE, "--epochs", 1)
-    done = call(capsys, *train, "--plugin", "nets.py")
+    done = call(capsys, *train, *plugin)
     assert done.code == 0 and "--plugin nets.py" in done.out, done.err
     certify = ("certify", "digits", "run/checkpoint.pth.tar", 0.25, "log.tsv", *CHEAP, "--max", 1)
     assert refused(call(capsys, *certify), "not loaded: add --plugin PATH/nets.py")
+    succeed("certify", "imagefolder:photos", "mine:net", 0.25, "named.tsv", *CHEAP, *plugin)
+    verify = ("certify", "verify", "named.tsv", "--device", "cpu")
+    assert refused(call(capsys, *verify), "made with nets.py, which is not loaded: add --plugin")
+    assert "4 of 4 rows" in call(capsys, *verify, *plugin).out
     (place / "elsewhere").mkdir()
     (place / "nets.py").rename(place / "elsewhere/nets.py")
     succeed(*certify, "--plugin", "elsewhere/nets.py")
-    assert settings_of("log.tsv")["plugins"].keys() == {"nets.py"}
-
-
-def test_a_network_of_the_user_is_certified_and_verified_where_it_is_named(place, capsys):
-    plugin = ("--plugin", "nets.py")
-    succeed("certify", "imagefolder:photos", "mine:net", 0.25, "log.tsv", *CHEAP, *plugin)
-    assert settings_of("log.tsv")["plugins"].keys() == {"nets.py"}
-    verify = ("certify", "verify", "log.tsv", "--device", "cpu")
-    assert refused(call(capsys, *verify), "made with nets.py, which is not loaded: add --plugin")
-    assert "4 of 4 rows" in call(capsys, *verify, *plugin).out
+    for log in ("log.tsv", "named.tsv"):
+        assert settings_of(log)["plugins"].keys() == {"nets.py"}
 
 
 def test_functions_take_networks_by_name(place):

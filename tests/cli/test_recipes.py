@@ -2,7 +2,6 @@
 them.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from smoothadv.cli.options.recipes import RELEASED_RECIPE, recipe_names
 from smoothadv.cli.options.training import training_of, with_recipes
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.training.run import TrainingSetup
-from support.commands import Outcome, call, refused, succeed
+from support.commands import Outcome, call, refused
 from support.trainings import read
 
 PACKAGED = Path(__file__).parents[2] / "code/smoothadv/recipes"
@@ -60,15 +59,10 @@ def compose(workplace, monkeypatch, capsys):
     return run
 
 
-@pytest.fixture
-def write_recipe(workplace):
-    """Writes a user's recipe and returns its path."""
-
-    def write(text: str) -> Path:
-        (workplace / "mine.txt").write_text(text)
-        return workplace / "mine.txt"
-
-    return write
+def write_recipe(text: str) -> str:
+    """Writes a user's recipe into the working folder and returns its name."""
+    Path("mine.txt").write_text(text)
+    return "mine.txt"
 
 
 def with_epsilon(options: list, number: int) -> list:
@@ -161,15 +155,13 @@ def test_paper_recipes_have_the_values_of_the_paper(compose, name, values, warmu
     ],
     ids=lambda value: value if isinstance(value, str) and value.startswith("--") else "",
 )
-def test_command_line_wins_even_where_it_states_a_default(
-    compose, write_recipe, line, words, part, field, value
-):
+def test_command_line_wins_even_where_it_states_a_default(compose, line, words, part, field, value):
     composed = compose("PGD", "--recipe", write_recipe(line), *words)
     assert not isinstance(composed, Outcome), composed.err
     assert getattr(getattr(composed.spec, part), field) == value
 
 
-def test_own_file_is_a_recipe(compose, write_recipe):
+def test_own_file_is_a_recipe(compose):
     text = (
         "# mine\n--lr 0.05 --batch 64 # two in a line\n\n  --crop-padding "
         "'1'\n--horizontal-flip\n--warmup 4\n"
@@ -192,7 +184,7 @@ def test_own_file_is_a_recipe(compose, write_recipe):
     ids=["attack", "attack last", "objective"],
 )
 def test_recipe_may_hold_objective_and_attack_with_their_settings(
-    workplace, write_recipe, capsys, command, content
+    workplace, capsys, command, content
 ):
     outcome = call(capsys, command, *DIGITS, "--recipe", write_recipe(content), *ONE_STEP)
     assert outcome.code == 0, outcome.err
@@ -241,17 +233,13 @@ NO_PART = [
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_no_part_of_a_recipe_is_refused_by_its_name(
-    compose, write_recipe, workplace, content, words
-):
+def test_what_is_no_part_of_a_recipe_is_refused_by_its_name(compose, workplace, content, words):
     write_recipe(content)
     assert_refused(compose("PGD", "--recipe", "mine.txt"), "mine.txt", *words)
     assert not (workplace / "run").exists()
 
 
-def test_settings_that_nobody_reads_are_left_out_of_recipes_but_refused_as_options(
-    compose, write_recipe
-):
+def test_settings_that_nobody_reads_are_left_out_of_recipes_but_refused_as_options(compose):
     """A recipe may serve several objectives and attacks, but an option that a user types is
     meant.
     """
@@ -272,17 +260,14 @@ def test_settings_that_nobody_reads_are_left_out_of_recipes_but_refused_as_optio
 
 @pytest.mark.parametrize("attack", ["PGD", "DDN"])
 @pytest.mark.parametrize(("epsilon", "norm"), [(64, 0.25), (127, 0.49609375)])
-def test_released_behaviour_counts_in_256ths_and_is_recorded_option_by_option(
-    workplace, attack, epsilon, norm
-):
-    options = with_epsilon(COMMANDS[attack][1], epsilon)
-    succeed("train_pgd", *DIGITS, *options, "--released-behaviour", *ONE_STEP)
-    recipe = json.loads((workplace / "run/args.json").read_text())["recipe"]
-    objective = recipe["objective"]
-    assert objective["attack"]["epsilon"] == norm
-    assert objective["warmup_from_first_epoch"] is True
-    assert objective["attack"].get("random_if_flat") == (True if attack == "PGD" else None)
-    assert recipe["batch"] == 128 // 4, "an update for each of the four draws"
+def test_released_behaviour_counts_in_256ths(compose, monkeypatch, attack, epsilon, norm):
+    command, options = COMMANDS[attack]
+    monkeypatch.setitem(COMMANDS, attack, (command, with_epsilon(options, epsilon)))
+    composed = compose(attack, "--released-behaviour")
+    objective = composed.spec.objective
+    assert objective.attack.epsilon == norm and objective.warmup_from_first_epoch
+    assert attack == "DDN" or objective.attack.random_if_flat
+    assert composed.schedule.batch == 128 // 4, "an update for each of the four draws"
 
 
 def test_released_behaviour_goes_with_a_recipe_and_the_command_line_wins_over_both(
@@ -342,9 +327,7 @@ def test_refusal_says_last_which_options_are_of_a_recipe(compose, options, flag,
         ("--lr-factor 0.2", "cosine", "factor"),
     ],
 )
-def test_recipe_leaves_out_what_another_schedule_lacks(
-    compose, write_recipe, recipe, shape, left_out
-):
+def test_recipe_leaves_out_what_another_schedule_lacks(compose, recipe, shape, left_out):
     composed = compose("train", "--recipe", write_recipe(recipe), "--lr-schedule", shape)
     assert getattr(composed.spec.schedule, f"learning_rate_{left_out}") is None
 

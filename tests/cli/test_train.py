@@ -1,8 +1,9 @@
 """train and train_pgd from end to end: artefacts, reproducibility, resuming, what they refuse and
-what they warn of.
+what they warn of; training on pseudo-labelled images and from pretrained weights.
 """
 
 import json
+import math
 import os
 import re
 import shlex
@@ -11,10 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
 from smoothadv.architectures.libraries import LIBRARIES
+from smoothadv.datasets import describe_dataset
 from support.commands import (
     call,
     header,
@@ -26,8 +29,9 @@ from support.commands import (
     succeed,
     timeless,
 )
+from support.image_files import random_image, save_image
 from support.recipes import EPOCHS, RECIPES, train_shortly
-from support.trainings import read
+from support.trainings import read, same_state
 
 COLUMNS = [
     "epoch",
@@ -197,24 +201,6 @@ def test_finished_run_resumes_to_nothing(one_epoch, capsys):
     assert (read(one_epoch)["epoch"], timeless(one_epoch / "log.txt")) == before
 
 
-def test_running_out_of_memory_ends_with_one_line(tmp_path, capsys, monkeypatch):
-    def run_out(*arguments):
-        raise torch.OutOfMemoryError(
-            "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has ..."
-        )
-
-    monkeypatch.setattr(torch.optim.SGD, "step", run_out)
-    assert refused(retrain(capsys, tmp_path / "run"), "out of memory", "--batch")
-
-
-def test_checkpoint_of_other_software_is_not_continued(one_epoch, workplace, capsys):
-    content = read(one_epoch)
-    del content["recipe"]
-    shutil.copytree(one_epoch, "run")
-    torch.save(content, "run/checkpoint.pth.tar")
-    assert refused(retrain(capsys, Path("run"), "--resume"), "not written by smoothadv")
-
-
 PGD = ["--noise", 0.25, "--attack", "PGD", "--epsilon", 0.5, "--num-steps", 1]
 DDN = ["--noise", 0.25, "--attack", "DDN", "--epsilon", 0.5, "--num-steps", 2]
 SHORT = ["--device", "cpu", "--epochs", 1, "--steps-per-epoch", 1]
@@ -289,25 +275,6 @@ def test_rate_leaves_out_the_first_update_which_is_told_where_it_is_longer_than_
     (row,) = rows(workplace / "run/log.txt")
     assert float(row["images_per_second"]) == rate
     assert ("(without the first update, which took 40 s)" in outcome.out) == told
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--denoiser", "none.pth.tar"], ["none.pth.tar does not exist"]),
-        (["--denoiser", "openai:none.pt"], ["--denoiser openai:none.pt", "cannot be read"]),
-        (["--denoiser", "diffusers:none"], ["--denoiser diffusers:none", "config.json"]),
-        (["--denoiser", "c.pth.tar"], ["c.pth.tar", "no denoiser"]),
-        (["--lora", 2], ["--lora", "Vision Transformer"]),
-    ],
-)
-def test_what_cannot_stand_before_or_be_adapted_is_refused(
-    options, words, checkpoint, workplace, capsys
-):
-    shutil.copy(checkpoint, "c.pth.tar")
-    options = [*SHORT, "--noise", 0.25, *options]
-    assert refused(call(capsys, "train", *DIGITS, "run", *options), *words)
-    assert not Path("run").exists()
 
 
 def test_arguments_are_all_recorded_and_the_command_line_wins_over_a_recipe(workplace):
@@ -444,3 +411,135 @@ def test_help_shows_the_options_of_the_objective_alone(
     assert outcome.code == 0 and not flags & {*hidden}
     assert {*shown} <= flags
     assert options or command == "train_pgd" or outcome.out.count("\n") <= 140
+
+
+FOUR_STEPS = [
+    "--noise",
+    0.25,
+    "--device",
+    "cpu",
+    "--epochs",
+    1,
+    "--steps-per-epoch",
+    4,
+    "--evaluate-images",
+    20,
+]
+DRAWS = np.random.default_rng(0)
+IMAGES = DRAWS.integers(0, 256, (300, 8, 8, 1), dtype=np.uint8)
+LABELS = DRAWS.integers(0, 10, 300)
+
+
+def train(folder: object, *options: object) -> None:
+    succeed("train", *DIGITS, folder, *FOUR_STEPS, *options)
+
+
+@pytest.fixture(scope="module")
+def self_trained(tmp_path_factory) -> Path:
+    """A run on digits and pseudo-labelled images [N, H, W, C] in a .npz file."""
+    folder = tmp_path_factory.mktemp("self_trained")
+    np.savez(folder / "pseudo.npz", data=IMAGES, extrapolated_targets=LABELS)
+    train(folder / "run", "--use-unlabelled", folder / "pseudo.npz")
+    return folder / "run"
+
+
+def test_pseudo_labels_and_their_weight_decide_the_weights_and_are_recorded(
+    self_trained, tmp_path, capsys
+):
+    file = self_trained.parent / "pseudo.npz"
+    train(tmp_path / "without")
+    train(tmp_path / "light", "--use-unlabelled", file, "--unlabelled-weight", 0.1)
+    train(tmp_path / "stated", "--use-unlabelled", file, "--unlabelled-weight", 1)
+    assert same_state(tmp_path / "stated", self_trained), "1 is the default"
+    assert not same_state(tmp_path / "light", self_trained) and not same_state(
+        tmp_path / "without", self_trained
+    )
+    assert "pseudo_weight" not in read(tmp_path / "without")["recipe"]
+    recipes = [read(folder)["recipe"] for folder in (self_trained, tmp_path / "light")]
+    assert [recipe["pseudo_weight"] for recipe in recipes] == [1.0, 0.1]
+    assert recipes[0]["pseudo_labelled_fingerprint"] == recipes[1]["pseudo_labelled_fingerprint"]
+    again = [*DIGITS, tmp_path / "light", *FOUR_STEPS, "--resume"]
+    assert refused(call(capsys, "train", *again), "pseudo_weight was 0.1")
+    outcome = call(capsys, "train", *again, "--use-unlabelled", file, "--unlabelled-weight", 0.5)
+    assert refused(outcome, "pseudo_weight was 0.1, now 0.5")
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory) -> Path:
+    """A run on digits with another input layer than the default."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    train(folder, "--seed", 3, "--input-layer", "center")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory) -> dict[int, str]:
+    """Datasets of grey 8x8 images: of three classes, and of ten that are not the digits."""
+    folder = tmp_path_factory.mktemp("others")
+    for count in (3, 10):
+        for seed in range(8 * count):
+            label, image = "ABCDEFGHIJ"[seed % count], random_image(seed, 8, 8, channels=1)
+            for split in ("train", "test"):
+                save_image(folder / f"{count}/{split}/{label}/{seed}.png", image)
+    return {count: f"imagefolder:{folder / str(count)}" for count in (3, 10)}
+
+
+def test_training_goes_on_from_there_and_with_a_new_layer_for_other_classes(
+    pretrained, others, tmp_path, capsys
+):
+    """An update as small as this changes only what is 0, and the statistics of batch
+    normalization.
+    """
+    tiny = ["--lr", 1e-30, "--steps-per-epoch", 1, "--weight-decay", 0]
+    start = ["--pretrained-model", pretrained / "checkpoint.pth.tar"]
+    saved = read(pretrained)
+    weights = {name for name, value in saved["state_dict"].items() if value.ndim > 1}
+    for dataset, words, new in [
+        ("digits", "all of its layers", 0),
+        (others[3], "a new classification layer for 3 classes", 1),
+        (others[10], "a new classification layer for 10 classes", 1),
+    ]:
+        folder = tmp_path / words
+        outcome = call(
+            capsys, "train", dataset, "digits_resnet8", folder, *FOUR_STEPS, *tiny, *start
+        )
+        assert outcome.code == 0 and words in outcome.out
+        now = read(folder)
+        same = [now["state_dict"][name].equal(saved["state_dict"][name]) for name in weights]
+        assert same.count(False) == new and same.count(True) > 6
+        assert now["input_layer"] == "center" and now["mean"] == saved["mean"], "of the weights"
+        assert now["classes"] == list(describe_dataset(dataset).class_names)
+
+
+def test_resumed_run_goes_on_from_its_own_weights_and_only_from_the_same_start(
+    pretrained, tmp_path, capsys
+):
+    start = ["--pretrained-model", pretrained / "checkpoint.pth.tar"]
+    train(tmp_path / "whole", *start, "--epochs", 2)
+    train(tmp_path / "halves", *start)
+    other = tmp_path / "other.tar"
+    torch.save({**read(pretrained), "epoch": 9}, other)
+    again = [*DIGITS, tmp_path / "halves", *FOUR_STEPS, "--epochs", 2, "--resume"]
+    for options in (["--pretrained-model", other], ["--input-layer", "center"]):
+        assert refused(call(capsys, "train", *again, *options), "pretrained_sha256")
+    assert call(capsys, "train", *again, *start).code == 0
+    assert same_state(tmp_path / "halves", tmp_path / "whole")
+    assert not same_state(tmp_path / "halves", pretrained)
+
+
+def test_every_kth_epoch_and_the_last_one_is_tested_which_changes_no_weights(tmp_path):
+    usual = ["--epochs", 5, "--evaluate-images", 50]
+    train(tmp_path / "all", *usual)
+    train(tmp_path / "some", *usual, "--evaluate-every", 2)
+    train(tmp_path / "others", *usual, "--evaluate-every", 9, "--evaluate-images", 100_000)
+    log, whole, others = (rows(tmp_path / name / "log.txt") for name in ("some", "all", "others"))
+    assert [row["test_images"] for row in log] == ["0", "50", "0", "50", "50"]
+    assert [row["test_images"] for row in others] == ["0"] * 4 + ["359"], "more than there are"
+    tested = ("test_loss", "test_accuracy", "test_clean_accuracy")
+    for row, full in zip(log, whole):
+        assert all(math.isnan(float(row[name])) or row[name] == full[name] for name in tested)
+        assert all(math.isnan(float(row[name])) == (row["test_images"] == "0") for name in tested)
+        assert math.isnan(float(row["test_adversarial_accuracy"])), "there is no attack"
+    assert same_state(tmp_path / "some", tmp_path / "all") and same_state(
+        tmp_path / "others", tmp_path / "all"
+    )
