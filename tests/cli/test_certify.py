@@ -354,3 +354,9 @@ def test_attacks_on_top_k_certificates_look_for_the_class_in_the_set(
         r"flipped: .* certified as (\d) within 1.7, is predicted as (?!\1)\d, (?!\1)\d at",
         false.out,
     )
+
+
+def test_log_may_have_any_name(certify, workplace):
+    name = "deep/er/log.tar"
+    assert certify(name, "--max", 1).code == 0
+    assert header(workplace / name)[:6] == ["idx", "label", "predict", "radius", "correct", "time"]

@@ -165,3 +165,19 @@ def test_fewer_images_than_processes_are_refused(warm, tmp_path):
     assert first.stderr == "error: found 1 training image for 2 processes: start fewer\n"
     assert first.returncode == other.returncode == 1 and other.stderr == ""
     assert not (tmp_path / "run").exists()
+
+
+def test_one_process_under_torchrun_is_one_process(workplace):
+    """It does not even connect to other processes."""
+    options = ["--epochs", 1]
+    succeed("train_pgd", *TRAINING, *options)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "LOCAL_RANK": "0",
+            "TORCHELASTIC_RUN_ID": "x",
+        }.items():
+            patch.setenv(name, value)
+        succeed("train_pgd", *TRAINING[:2], "alone", *TRAINING[3:], *options)
+    assert same_state(workplace / "run", workplace / "alone")
