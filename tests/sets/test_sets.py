@@ -126,10 +126,11 @@ def test_function_returns_the_sets_of_the_log(logs, checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("n", "radius", "fewest", "most"), [(1, 0.25, 0.03, 0.21), (300, 0.125, 0.0, 0.1)]
+    ("n", "count", "radius", "fewest", "most"),
+    [(1, 2000, 0.25, 0.03, 0.21), (300, 400, 0.125, 0.0, 0.1)],
 )
 def test_sets_cover_under_the_worst_attack_and_do_not_without_the_correction(
-    n, radius, fewest, most
+    n, count, radius, fewest, most
 ):
     """The classifier is a half-space, and PGD finds the worst image. By one draw, the guarantee is
     tight: of 1,000 images 100 may be missed; more than 210, or fewer than 30, are with probability
@@ -137,7 +138,7 @@ def test_sets_cover_under_the_worst_attack_and_do_not_without_the_correction(
     expected. By 300 draws, an image is missed only where one of the bounds is false.
     """
     model = ProbitClassifier([6.0], -3.0, torch.float32)
-    images, labels = torch.full((2000, 1, 1, 1), 0.5), torch.ones(2000, dtype=torch.int64)
+    images, labels = torch.full((count, 1, 1, 1), 0.5), torch.ones(count, dtype=torch.int64)
     attack, settings = PGD(radius, 4), {"at_least": 0.5} if n > 1 else {}
     found = smoothadv.conformal_sets(
         *(model, images, labels),
