@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from smoothadv.architectures import get_architecture
 from smoothadv.integer.conversion import largest_values, read_network
 from smoothadv.integer.layers import Convolution, Sum
 from smoothadv.integer.network import IntegerNetwork
@@ -203,30 +202,18 @@ def test_ranges_are_those_of_all_columns():
     assert largest == pytest.approx(3 * (1 - 128 / 255) / 0.25)
 
 
-class Block(nn.Module):
-    """A convolution with a bias whose weights are up to ``size``, added to what it reads."""
-
-    def __init__(self, size: float, channels: int = 4, kernel: int = 3) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, channels, 1)
-        self.second = nn.Conv2d(channels, channels, kernel, padding=kernel // 2)
-        self.last = nn.Linear(channels, 2)
-        with torch.no_grad():
-            self.second.weight.uniform_(-size, size)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        made = F.relu(self.first(images))
-        made = F.relu(self.second(made) + made)
-        return self.last(made.mean((2, 3)))
-
-
-def error_of(network: nn.Module) -> tuple[float, IntegerNetwork]:
+def error_of(wire, width: int = 8, change=lambda network: None) -> tuple[float, IntegerNetwork]:
     """The largest error of the logits of integers, by their standard deviation, and these."""
-    network, images = with_entrance(network, 3), grey_images(64, (3, 6, 6), clip=0)
+    network, images = with_entrance(Small(wire, width, change), 3), grey_images(64, (3, 6, 6), 0)
     made = quantized(network, images)
     with torch.inference_mode():
         floats, found = network(images), made(images)
     return float((floats - found).abs().max() / floats.std()), made
+
+
+def block(n: Small, x: torch.Tensor) -> torch.Tensor:
+    made = x.relu()
+    return (n.a(made) + made).relu()
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-3, 1e-6, 0.0])
@@ -234,92 +221,63 @@ def test_a_convolution_of_any_size_takes_its_shortcut(size):
     """Weights that change its sum by little get fewer bits, so that the sum is exact; the logits
     are those of the float network up to the rounding of values.
     """
-    torch.manual_seed(0)
-    error, made = error_of(Block(size))
+    error, made = error_of(block, change=lambda network: network.a.weight.uniform_(-size, size))
     (number,) = (n for n, layer, _ in made.steps() if layer.arguments == 2)
     assert number == 2 and error < 0.05
 
 
 def test_a_sum_that_would_be_inexact_with_its_shortcut_is_one_of_two_values():
-    """1,100 channels times 255 times the largest weight exceed 2^24."""
-    torch.manual_seed(0)
-    block = Block(1.0, channels=1100, kernel=1)
-    with torch.no_grad():
-        block.second.weight.fill_(1.0)
-    made = quantized(with_entrance(block, 3), grey_images(8, (3, 2, 2), clip=0))
+    """9 * 128 products of 255 and the largest weight exceed 2^24."""
+    _, made = error_of(block, 128, lambda network: network.a.weight.fill_(1.0))
     kinds = [type(layer) for _, layer, _ in made.steps()]
     assert Sum in kinds and all(layer.arguments == 1 for layer in made.layers[:2])
 
 
-class Terms(nn.Module):
+def terms(n: Small, x: torch.Tensor) -> torch.Tensor:
+    made = x.relu()
+    return (n.a(made) + n.b(made)).relu()
+
+
+def many_times_their_sum(size: float, tiny: float | None = None):
     """relu(k A x + (1/2 - k A) x), where A is random: the terms are many times larger than the
     sum. Those of one channel may be tiny.
     """
 
-    def __init__(self, size: float, channels: int = 8, tiny: float | None = None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first = nn.Conv2d(3, channels, 1)
-        self.one, self.other = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
-        self.last = nn.Linear(channels, 5)
-        half = torch.zeros_like(self.one.weight)
-        half[:, :, 1, 1] = torch.eye(channels) / 2
-        with torch.no_grad():
-            self.one.weight.mul_(size), self.one.bias.zero_(), self.other.bias.zero_()
-            self.other.weight.copy_(half - self.one.weight)
+    def work(network: Small) -> None:
+        one, other = network.a, network.b
+        one.weight.mul_(size)
+        other.weight.copy_(nn.init.dirac_(torch.empty_like(one.weight)) / 2 - one.weight)
+        for layer in (one, other):
+            layer.bias.zero_()
             if tiny is not None:
-                self.one.weight[0] = self.other.weight[0] = tiny
+                layer.weight[0] = tiny
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        made = F.relu(self.first(images))
-        return self.last(F.relu(self.one(made) + self.other(made)).mean((2, 3)))
+    return work
 
 
 @pytest.mark.parametrize("size", [1, 20, 200])
 def test_terms_may_be_many_times_larger_than_their_sum(size):
     """What images show sets their range."""
-    error, made = error_of(Terms(size))
+    error, made = error_of(terms, change=many_times_their_sum(size))
     (summand,) = (made.inputs[n - 1][1] for n, one, _ in made.steps() if one.arguments == 2)
     low, high = made.ranges[summand]
     assert error < 0.1 and low == -high and (high > 1023) == (size > 1)
 
 
-class Gate(nn.Module):
+def gate(n: Small, x: torch.Tensor) -> torch.Tensor:
     """A map, plus a number for each of its channels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1)
-        self.mean, self.gate = nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 8, 1)
-        self.last = nn.Linear(8, 5)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        made = F.relu(self.first(images))
-        return self.last(F.relu(self.second(made) + self.gate(self.mean(made))).mean((2, 3)))
+    made = x.relu()
+    return (n.a(made) + n.b(made.mean((2, 3), keepdim=True))).relu()
 
 
 @pytest.mark.parametrize(
-    "build", [Gate, lambda: Terms(60, channels=32, tiny=1e-7)], ids=["gate", "tiny channel"]
+    "made",
+    [(gate,), (terms, 32, many_times_their_sum(60, tiny=1e-7))],
+    ids=["gate", "tiny channel"],
 )
-def test_a_term_that_is_no_shortcut_is_summed_by_a_layer_of_its_own(build):
+def test_a_term_that_is_no_shortcut_is_summed_by_a_layer_of_its_own(made):
     """Kernels would read beyond one of another shape. With a floor of multipliers that leaves room
     for the shortcut, 288 weights of a tiny channel would add an error of more than .2 levels.
     """
-    error, made = error_of(build())
-    assert error < 0.1 and any(isinstance(layer, Sum) for layer in made.layers)
-
-
-def test_sums_are_those_of_convolutions_with_shortcuts():
-    """Of the two convolutions of a sum the first makes a summand; all other maps are bytes."""
-    network = quantized(
-        get_architecture("cifar_resnet20", "cifar10").eval(),
-        torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)),
-    )
-    layers = {number: layer for number, layer, _ in network.steps()}
-    shortcuts = {n: network.inputs[n - 1][1] for n, one in layers.items() if one.arguments == 2}
-    assert len(shortcuts) == 9 and not any(isinstance(one, Sum) for one in layers.values())
-    maps = [number for number, layer in layers.items() if isinstance(layer, Convolution)][:-1]
-    summands = {number for number in maps if network.ranges[number] != (0, 255)}
-    assert {network.ranges[number] for number in summands} == {(-1023, 1023)}
-    assert len(summands) == 2 and summands <= set(shortcuts.values())
+    error, network = error_of(*made)
+    assert error < 0.1 and any(isinstance(layer, Sum) for layer in network.layers)

@@ -18,6 +18,7 @@ from smoothadv.models.checkpoint import read_checkpoint, save_checkpoint
 from smoothadv.models.load import integer_network
 from smoothadv.noise import Purpose, RoundedGaussianNoise
 from support.commands import call, refused, snapshot, succeed
+from support.integers import convolution
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: there is no export")
 onnxruntime = pytest.importorskip(
@@ -26,46 +27,25 @@ onnxruntime = pytest.importorskip(
 SHAPE = (3, 19, 15)
 
 
-def convolution(
-    outputs: int, inputs: int, size: int, largest: int, reach: int, **settings: object
-) -> Convolution:
-    """Random weights up to ``largest``; the multiplier brings results to about ``reach``, for
-    inputs of 8 bits.
-    """
-    weight = torch.randint(
-        -largest, largest + 1, (outputs, inputs // settings.get("groups", 1), size, size)
-    )
-    usual = 100 * largest * weight[0].numel() ** 0.5
-    multiplier = torch.full((outputs,), reach / usual) * (1 + torch.rand(outputs))
-    if not settings.keys() & {"high"}:
-        multiplier = torch.full((outputs,), 2.0**-10)
-    bias = torch.randint(-1000, 1000, (outputs,))
-    return Convolution(settings, {"weight": weight, "bias": bias, "multiplier": multiplier})
-
-
 def network_of_all_layers() -> IntegerNetwork:
     """Max-pooling whose size is rounded up, groups, dilation, unequal strides, a shortcut, and two
     sums of several parts, whose multipliers are powers of 2: one has groups, with a bias apart.
     """
-    torch.manual_seed(5)
     pooling = {"kernel": (3, 2), "stride": (2, 2), "padding": (1, 0), "ceil_mode": 1}
+    geometry = {"padding": (2, 1), "stride": (1, 2), "dilation": (1, 2)}
     steps = [
-        Step(
-            convolution(
-                10, 3, 3, 127, 100, high=255, padding=(2, 1), stride=(1, 2), dilation=(1, 2)
-            ),
-            (0,),
-        ),
+        Step(convolution(5, (10, 3, 3, 3), high=255, **geometry), (0,)),
         Step(Maximum(pooling, {}), (1,)),
-        Step(convolution(10, 10, 3, 4000, 300, low=-(2**14), high=2**14, padding=(1, 1)), (2,)),
+        Step(convolution(6, (10, 10, 3, 3), low=-(2**14), high=2**14, padding=(1, 1)), (2,)),
         Step(Rescaling({"high": 2**14}, {"multiplier": torch.tensor([1.37])}), (2,)),
         Step(Sum({"low": -300, "high": 600}, {}), (3, 4)),
-        Step(convolution(4, 10, 1, 127, 200, low=-200, high=200, groups=2), (5,)),
+        Step(convolution(7, (4, 5, 1, 1), low=-200, high=200, groups=2), (5,)),
         Step(Total({"kernel": (11, 4)}, {}), (6,)),
-        Step(convolution(7, 4, 1, 255, 0), (7,)),
+        Step(convolution(8, (7, 4, 1, 1)), (7,)),
     ]
     divided, grouped = steps[2].layer, steps[5].layer
-    divided.multiplier.fill_(2.0**-12), grouped.multiplier.fill_(2.0**-7)
+    divided.weight.mul_(60), divided.multiplier.fill_(2.0**-12)
+    grouped.multiplier.fill_(2.0**-7)
     grouped.bias[0], grouped.multiplier[0] = 2**24 - 1, 2.0**-17
     network = IntegerNetwork(SHAPE, 383, torch.tensor([100, 120, 90]), steps).eval()
     assert divided.parts > 2 and grouped.parts > 1 and divided.has_powers and grouped.has_powers
@@ -74,23 +54,17 @@ def network_of_all_layers() -> IntegerNetwork:
 
 
 def network_of_a_shortcut(most: int) -> IntegerNetwork:
-    """A block of bytes, with weights up to ``most``, which one reaches."""
-    torch.manual_seed(0)
-
-    def layer(inputs: int, outputs: int, size: int, **settings: object) -> Convolution:
-        weight = torch.randint(-most, most + 1, (outputs, inputs, size, size))
-        weight[0, 0, 0, 0] = most
-        tensors = {"weight": weight, "bias": torch.randint(-999, 999, (outputs,))}
-        settings |= {"padding": (size // 2, size // 2)}
-        return Convolution(settings, {**tensors, "multiplier": torch.full((outputs,), 2.0**-9)})
-
+    """A block of bytes, with weights up to ``most``, which some reach."""
+    byte = {"high": 255, "padding": (1, 1), "powers": True}
     steps = [
-        Step(layer(3, 8, 3, high=255), (0,)),
-        Step(layer(8, 8, 3, high=255), (1,)),
-        Step(layer(8, 8, 3, high=255, shortcut=1), (2, 1)),
+        Step(convolution(0, (8, 3, 3, 3), **byte), (0,)),
+        Step(convolution(1, (8, 8, 3, 3), **byte), (1,)),
+        Step(convolution(2, (8, 8, 3, 3), shortcut=1, **byte), (2, 1)),
         Step(Total({"kernel": (5, 5)}, {}), (3,)),
-        Step(layer(8, 4, 1), (4,)),
+        Step(convolution(3, (4, 8, 1, 1)), (4,)),
     ]
+    for step in steps[:3]:
+        step.layer.weight[0, 0, 0, 0] = most
     return IntegerNetwork((3, 5, 5), 383, torch.tensor([125, 0, 255]), steps).eval()
 
 
@@ -140,7 +114,9 @@ def multiplied(network: IntegerNetwork) -> list[torch.nn.Module]:
 
 
 @pytest.mark.parametrize("name", ["integers", "all_layers"])
-def test_onnx_runtime_computes_the_same_logits(name, request, tmp_path, capsys):
+def test_onnx_runtime_computes_the_same_logits_of_a_model_that_says_what_it_is(
+    name, request, tmp_path, capsys
+):
     """However it optimizes the graph, which must leave multipliers apart: taken into weights, they
     rarely show.
     """
@@ -170,6 +146,11 @@ def test_onnx_runtime_computes_the_same_logits(name, request, tmp_path, capsys):
         assert written == executed == len(multiplied(network)) + 1, level
     in_bytes = [node.op_type for node in graphs[1]].count("QLinearConv")
     assert in_bytes == {"integers": 3, "all_layers": 0}[name], "one in each block"
+    model = onnx.load(out)
+    facts = {each.key: each.value for each in model.metadata_props}
+    assert (facts["definition"], json.loads(facts["classes"])) == ("2", content["classes"])
+    assert facts["probe"] == content["integer"]["probe"] and len(facts["checkpoint_sha256"]) == 64
+    assert {(each.domain, each.version) for each in model.opset_import} == {("", 13)}
 
 
 def logits_of(model: object, images: torch.Tensor) -> np.ndarray:
@@ -204,16 +185,6 @@ def test_images_with_a_nan_have_no_class():
         expected = network(images).numpy()
     assert np.isnan(found[1]).all() and np.isfinite(np.delete(found, 1, 0)).all()
     assert np.array_equal(found, expected, equal_nan=True)
-
-
-def test_model_says_what_it_is(integers, tmp_path):
-    succeed("quantize", "export", integers, tmp_path / "integers.onnx")
-    model = onnx.load(tmp_path / "integers.onnx")
-    facts = {each.key: each.value for each in model.metadata_props}
-    content = torch.load(integers, weights_only=True)
-    assert (facts["definition"], json.loads(facts["classes"])) == ("2", content["classes"])
-    assert facts["probe"] == content["integer"]["probe"] and len(facts["checkpoint_sha256"]) == 64
-    assert {(each.domain, each.version) for each in model.opset_import} == {("", 13)}
 
 
 @pytest.mark.parametrize("name", ["3.weight", "2.multiplier", "mean"])

@@ -12,6 +12,7 @@ import torch
 from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.integer.network import IntegerNetwork
 from support import triton_kernels
+from support.integers import house_network
 
 CUDA = torch.device("cuda:0")
 WITHOUT_TRITON = "Triton is not installed: float32 votes"
@@ -35,13 +36,13 @@ def test_logits_are_those_of_the_definition_and_the_checks_of_voting_pass(interp
     [
         ("quick", "shapes of odd", 6),
         ("quick", "cifar_resnet110", 14),
-        ("quick", "resnet50", 10),
+        ("quick", "resnet50", 6),
         pytest.param("all", "resnet50", 29, marks=pytest.mark.slow),
     ],
 )
 def test_each_shape_gives_the_integers_of_the_definition(chosen, network, least, interpreted):
     """Random ones and those that make the largest sums; of the small ResNet-50, shapes with up to
-    2^16 weights.
+    2^14 weights.
     """
     found = interpreted(chosen)[network]
     assert {name: wrong for name, wrong in found.items() if wrong} == {} and len(found) >= least
@@ -56,12 +57,8 @@ def test_planted_errors_are_noticed_in_their_layer(interpreted):
 def operations(arch: str, side: int) -> list:
     """The distinct kernels of an architecture."""
     from smoothadv.integer import kernels as integer_kernels
-    from support import interpreted_integers
 
-    dataset = "cifar10" if arch.startswith("cifar") else "imagenet"
-    made = integer_kernels.KernelNetwork(
-        interpreted_integers.house_network(arch, dataset, side)
-    ).operations
+    made = integer_kernels.KernelNetwork(house_network(arch, side)).operations
     kernels = [each for each in made if isinstance(each, integer_kernels._Convolution)]
     geometry = "CHANNELS", "OUT_CHANNELS", "DEPTH", "STRIDE_H"
     return list(

@@ -2,7 +2,6 @@
 may be inexact are refused.
 """
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,7 +13,6 @@ from torch.nn import functional as F
 
 from smoothadv.architectures import get_architecture
 from smoothadv.architectures.integers import digest_of_logits
-from smoothadv.datasets import describe_dataset
 from smoothadv.integer import layers as integer_layers
 from smoothadv.integer.arithmetic import only_adds
 from smoothadv.integer.layers import Convolution, Maximum, Rescaling, Step, Sum, Total
@@ -30,13 +28,13 @@ from support.integers import (
     convolution,
     extreme_images,
     grey_images,
+    house_network,
     is_reference,
     needs_bytes,
     pair,
     quantized,
     slow_logits,
 )
-from support.networks import settle_batch_norms
 from support.refusals import refusal
 
 LIMIT, WIDE = 2**24, {"low": -(2**20), "high": 2**20}
@@ -110,17 +108,6 @@ def test_any_small_network_is_the_reference_to_the_last_bit(network, seed):
         assert form is None or torch.equal(form(images), network(images))
 
 
-def house_network(arch: str, side: int, is_settled: bool = True) -> IntegerNetwork:
-    torch.manual_seed(1)
-    description = describe_dataset("digits" if side == 8 else "cifar10")
-    description = replace(description, image_shape=(description.image_shape[0], side, side))
-    classifier = get_architecture(arch, description, "normalize").eval()
-    images = grey_images(16, description.image_shape)
-    if is_settled:
-        settle_batch_norms(classifier, images)
-    return quantized(classifier, images)
-
-
 # Architecture, side of the images, their number, and whether statistics are those of images.
 HOUSE = [
     ("digits_resnet8", 8, 12, False),
@@ -138,7 +125,7 @@ HOUSE = [
 
 @pytest.mark.parametrize(("arch", "side", "count", "is_settled"), HOUSE)
 def test_networks_of_the_house_are_the_reference_to_the_last_bit(arch, side, count, is_settled):
-    network = house_network(arch, side, is_settled)
+    network = house_network(arch, side, 16, is_settled)
     images = extreme_images(network, count)
     expected, threads = slow_logits(network, images), torch.get_num_threads()
     assert len(np.unique(expected, axis=0)) == count
@@ -351,7 +338,7 @@ def with_levels_cut(
 
 @pytest.fixture(scope="module")
 def digits() -> IntegerNetwork:
-    return house_network("digits_resnet8", 8)
+    return house_network("digits_resnet8", 8, 16, is_settled=True)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 20])
@@ -403,14 +390,15 @@ def without_operator(layer: ByteConvolution, *given: torch.Tensor) -> torch.Tens
 
 
 @needs_bytes
-@pytest.mark.filterwarnings("ignore:the fast kernels")
 @pytest.mark.parametrize("fault", [None, with_rounded_large_sums, without_operator])
-def test_bytes_vote_where_they_are_exact_and_floats_elsewhere(fault, monkeypatch):
+def test_bytes_vote_where_they_are_exact_and_floats_elsewhere(fault, monkeypatch, recwarn):
     voter = digits_voter()
     if fault is not None:
         monkeypatch.setattr(ByteConvolution, "forward", fault)
     choose_form(voter)
     assert (voter.fast is None) == (fault is not None)
+    is_said = any("slower ones vote" in str(each.message) for each in recwarn)
+    assert is_said == (fault is with_rounded_large_sums)
     if fault is None:
         kinds = [
             type(layer) is ByteConvolution

@@ -23,18 +23,6 @@ from support.integers import SHORT
 SOUND = ("--sound", "--N0", 20, "--N", 200, "--device", "cpu", "--skip", 40)
 
 
-@pytest.fixture
-def certify(workplace, capsys):
-    """Run certify with a number of threads."""
-
-    def run(model: Path, log: str, *options: object, threads: int = 1) -> tuple[int, str]:
-        torch.set_num_threads(threads)
-        done = call(capsys, "certify", "digits", model, 0.25, log, *SOUND, *options)
-        return done.code, done.err
-
-    return run
-
-
 def test_votes_agree_and_equal_commands_write_equal_integers(
     checkpoint, integers, workplace, capsys
 ):
@@ -72,16 +60,22 @@ def test_votes_agree_and_equal_commands_write_equal_integers(
     )
 
 
-def test_log_goes_on_with_other_threads_and_batch(certify, integers, workplace):
+def test_log_goes_on_with_other_threads_and_batch(integers, workplace, capsys):
     """No machine is in the settings, so that any may go on; the rows are those of one undisturbed
     run.
     """
-    assert certify(integers, "whole.tsv", "--max", 9)[0] == 0
-    assert certify(integers, "log.tsv", "--max", 4) == (0, "")
-    assert certify(integers, "log.tsv", "--max", 9, threads=2) == (0, "")
+
+    def certify(log: str, *options: object, threads: int = 1) -> None:
+        torch.set_num_threads(threads)
+        done = call(capsys, "certify", "digits", integers, 0.25, log, *SOUND, *options)
+        assert (done.code, done.err) == (0, "")
+
+    certify("whole.tsv", "--max", 9)
+    certify("log.tsv", "--max", 4)
+    certify("log.tsv", "--max", 9, threads=2)
     assert timeless(workplace / "log.tsv") == timeless(workplace / "whole.tsv")
-    assert certify(integers, "shards.tsv", "--max", 9, "--shard", "0/2", "--batch", 7)[0] == 0
-    assert certify(integers, "shards.tsv", "--max", 9, "--shard", "1/2", "--batch", 64)[0] == 0
+    certify("shards.tsv", "--max", 9, "--shard", "0/2", "--batch", 7)
+    certify("shards.tsv", "--max", 9, "--shard", "1/2", "--batch", 64)
     succeed("certify", "merge", "shards.tsv")
     assert timeless(workplace / "shards.tsv") == timeless(workplace / "whole.tsv")
     of_machine = {

@@ -126,10 +126,11 @@ def test_function_returns_the_sets_of_the_log(logs, checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("n", "radius", "fewest", "most"), [(1, 0.25, 0.03, 0.21), (300, 0.125, 0.0, 0.1)]
+    ("n", "count", "radius", "fewest", "most"),
+    [(1, 2000, 0.25, 0.03, 0.21), (300, 400, 0.125, 0.0, 0.1)],
 )
 def test_sets_cover_under_the_worst_attack_and_do_not_without_the_correction(
-    n, radius, fewest, most
+    n, count, radius, fewest, most
 ):
     """The classifier is a half-space, and PGD finds the worst image. By one draw, the guarantee is
     tight: of 1,000 images 100 may be missed; more than 210, or fewer than 30, are with probability
@@ -137,7 +138,7 @@ def test_sets_cover_under_the_worst_attack_and_do_not_without_the_correction(
     expected. By 300 draws, an image is missed only where one of the bounds is false.
     """
     model = ProbitClassifier([6.0], -3.0, torch.float32)
-    images, labels = torch.full((2000, 1, 1, 1), 0.5), torch.ones(2000, dtype=torch.int64)
+    images, labels = torch.full((count, 1, 1, 1), 0.5), torch.ones(count, dtype=torch.int64)
     attack, settings = PGD(radius, 4), {"at_least": 0.5} if n > 1 else {}
     found = smoothadv.conformal_sets(
         *(model, images, labels),
@@ -169,6 +170,8 @@ def other_role(table, manifest):
 FORGED = {
     "calibration": (other_role, "calibration"),
     "score": (field("score_1", 0.9), "probabilities"),
+    "count": (field("score_1", "31"), "counts of its draws", "counted"),
+    "share of a count": (field("score_1", "1.5"), "counts of its draws", "counted"),
     "negative": (field("score_1", "-0.5"), "scores"),
     "label": (wrong(label=10), "classes"),
     "predict": (wrong(predict=11), "classes"),
@@ -225,28 +228,10 @@ def test_sets_of_all_classes_by_counts_say_what_would_help(
         smoothadv.conformal_sets(checkpoint, "digits", **wanted, at_least=at_least, device="cpu")
 
 
-@pytest.mark.parametrize("batch", [7, 30, 100])
-def test_counts_do_not_depend_on_how_draws_fill_batches(logs, checkpoint, tmp_path, batch):
-    log = tmp_path / "other.tsv"
-    options = [*USUAL, *COUNTED[:4], *PGD_OPTIONS, "--max", 12, "--batch", batch]
-    succeed("sets", "digits", checkpoint, 0.25, log, *options)
-    pairs = zip(rows(log), rows(logs["counted"]))
-    off = sum(np.abs(np.subtract(*map(scores_of, pair))).sum() for pair in pairs)
-    assert off <= 3, "but where a probability is next to the least one"
-
-
-@pytest.mark.parametrize("score", ["1.5", "31"])
-def test_forged_counts_are_noticed(logs, score, script, capsys, tmp_path):
-    log = tampered(logs["counted"], tmp_path / "forged.tsv", field("score_1", score))
-    accepted, said = verdict(script, log, capsys)
-    assert not accepted and "draws" in said
-    assert "counts of its draws" in refusal(ScoreLog.read, log, names=log)
-
-
 @pytest.mark.parametrize("name", FORGED)
 def test_forged_rows_are_noticed(logs, name, script, capsys, tmp_path):
-    tampering, word = FORGED[name]
-    log = tampered(logs["attacked"], tmp_path / "forged.tsv", tampering)
+    tampering, word, *of = FORGED[name]
+    log = tampered(logs[of[0] if of else "attacked"], tmp_path / "forged.tsv", tampering)
     accepted, said = verdict(script, log, capsys)
     assert not accepted and ("line" in said or "cannot be verified" in said)
     assert word in refusal(ScoreLog.read, log, names=log)

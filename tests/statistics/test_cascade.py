@@ -36,9 +36,8 @@ from support.false_statements import (
     exactly_false,
     quantile,
     two_sided_edges,
-    whole_run,
 )
-from support.votes import ListedVotes, answered, certify, listed
+from support.votes import ListedVotes, answered, certify, listed, outcome, stated
 
 ALPHA = 0.05
 SIGMAS = {2: (1.0, 0.5), 3: (1.0, 0.5, 0.25)}
@@ -130,7 +129,7 @@ def test_a_false_statement_is_no_more_probable_than_alpha(kind, p0, number):
     """Exactly: the stages' draws are independent, and a statement is false if all bounds exceed the
     radius of the theorem.
     """
-    n, sigmas = (60 if kind is Cascade else 120), SIGMAS[number]
+    n, sigmas = (60 if kind is Cascade else 80), SIGMAS[number]
     further = {} if kind is Cascade else {"radii": (0.1, 0.25, 0.5)}
     procedure = kind(Smoothing(1.0, 10, n, ALPHA), threshold=p0, sigmas=sigmas, **further)
     rates = []
@@ -205,10 +204,14 @@ def test_linear_stages_have_nearly_their_true_radius(kind, margins):
     """
     sigmas, generator = SIGMAS[3], np.random.default_rng(0)
     p, true = linear(margins, sigmas, 0.7)
-    steps = {} if kind is Cascade else {"radii": tuple(np.arange(1, 60) / 40)}
+    steps = {} if kind is Cascade else {"radii": tuple(np.arange(1, 40) / 40)}
     n, least = (400_000, 1e-9) if kind is Cascade else (20_000, 0.05)
     procedure = kind(Smoothing(1.0, 1000, n, 1e-4), sigmas=sigmas, **steps)
-    found = [whole_run(procedure, p, generator) for _ in range(15)]
+
+    def votes(request: Draws) -> np.ndarray:
+        return generator.multinomial(request.count, p[request.stage])
+
+    found = [stated(procedure, votes, label=-1) for _ in range(9)]
     assert {each.prediction for each in found} == {0}
     radii = np.array([each.radius for each in found])
     best = np.array([theorem(p, each.details[STAGE] - 1, 0, 0.7, sigmas) for each in found])
@@ -257,17 +260,10 @@ def test_each_sequential_bound_has_the_distance_of_its_own_noise():
     assert SequentialCascade(smoothing, sigmas=SIGMAS[3]).noise_distances == (0.005,) * 3
 
 
-def answers(votes: np.ndarray, alpha: float, p0: float, stages: int) -> int | None:
-    """What PREDICT answers with these votes of the first of several stages: a class, ABSTAIN, or
-    None, which leaves it to the next one.
-    """
-    voting = predict_in_cascade(int(votes.sum()), alpha, p0, stages)
-    assert next(voting).stage == 0
-    try:
-        assert voting.send(votes).stage == 1
-    except StopIteration as end:
-        return end.value[0] if end.value else ABSTAIN
-    return None
+def answers(first: np.ndarray, second: np.ndarray, alpha: float, p0: float) -> list[int]:
+    """What PREDICT answers with these votes of two stages."""
+    voting = predict_in_cascade(int(first.sum()), alpha, p0, 2)
+    return outcome(voting, lambda request: (first, second)[request.stage])
 
 
 @pytest.mark.parametrize("p0", [0.5, 0.7])
@@ -277,29 +273,24 @@ def test_a_stage_of_a_prediction_is_seldom_wrong(p0):
     """
     n, alpha, rates, sure = 60, 0.2, [], 0.0
     counts = [np.array([a, b, n - a - b]) for a in range(n + 1) for b in range(n + 1 - a)]
-    found = [answers(votes, alpha, p0, 2) for votes in counts]
+    later = np.array([0, 0, 0, n])  # what the last stage answers is class 3
+    found = [answers(votes, later, alpha, p0) for votes in counts]
     for p in ([p0, 1 - p0, 0.0], [p0 + 1e-6, 0.0, 1 - p0 - 1e-6], [0.5, 0.5, 0.0], [0.4, 0.3, 0.3]):
-        right = 0 if p[0] > p0 else None
+        right = [0] if p[0] > p0 else [3]
         chances = stats.multinomial.pmf(counts, n, p)
-        rates.append(sum(c for c, a in zip(chances, found) if a not in (right, ABSTAIN)))
+        rates.append(sum(c for c, a in zip(chances, found) if a not in (right, [])))
     clear = stats.multinomial.pmf(counts, n, [0.97, 0.03, 0.0])
-    sure = sum(c for c, a in zip(clear, found) if a == 0)
+    sure = sum(c for c, a in zip(clear, found) if a == [0])
     assert max(rates) <= alpha / 2 and max(rates) > alpha / 40 and sure > 0.9
 
 
-def test_the_last_stage_of_a_prediction_is_that_of_predict():
-    voting = predict_in_cascade(100, 0.01, 0.7, 2)
-    next(voting)
-    assert voting.send(np.array([34, 33, 33])) == Draws(100, stage=1)
-    with pytest.raises(StopIteration) as end:
-        voting.send(np.array([90, 10, 0]))
-    assert end.value.value == [0]
-    for leading, expected in ((60, []), (61, [0])):  # p-values .057 and .035; the level is .05
-        voting = predict_in_cascade(100, 0.1, 0.7, 2)
-        _ = next(voting), voting.send(np.array([34, 33, 33]))
-        with pytest.raises(StopIteration) as end:
-            voting.send(np.array([leading, 100 - leading, 0]))
-        assert end.value.value == expected
+@pytest.mark.parametrize(
+    ("leading", "alpha", "expected"),
+    [(90, 0.01, [0]), (60, 0.1, []), (61, 0.1, [0])],  # p-values .057 and .035; the level is .05
+)
+def test_the_last_stage_of_a_prediction_is_that_of_predict(leading, alpha, expected):
+    last = np.array([leading, 100 - leading, 0])
+    assert answers(np.array([34, 33, 33]), last, alpha, 0.7) == expected
 
 
 def test_samples_are_all_draws_and_trials_those_of_the_look_that_decided():

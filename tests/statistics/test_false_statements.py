@@ -1,5 +1,5 @@
 """How often each procedure certifies a radius that is too large: exactly, by sums over all counts
-of three classes; and by whole runs with ten classes.
+of three classes.
 
 A certificate is false if its radius exceeds that of the theorem for the true probabilities, which
 some classifier attains.
@@ -22,8 +22,8 @@ SETTINGS = {
     "exact": (60, {}),
     "two-sided": (60, {}),
     "top-k": (60, {"top_k": 2}),
-    "adaptive": (100, {"radii": (0.25, 0.5), "ladder": True}),
-    "sequential": (100, {"radii": (0.25, 0.5)}),
+    "adaptive": (60, {"radii": (0.25, 0.5), "ladder": True}),
+    "sequential": (60, {"radii": (0.25, 0.5)}),
 }
 
 

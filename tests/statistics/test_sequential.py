@@ -111,8 +111,8 @@ def test_certificates_are_those_of_a_plain_loop_until_it_gives_up(small, p):
     assert certified or max(p) == 0.25
 
 
-def test_options():
-    aware = Sequential(SMALL, radii=(0.25,), label_aware=True)
+def test_options(small):
+    aware = Sequential(SMALL, radii=(0.25, 0.5), label_aware=True)
     assert certify(aware, ListedVotes(np.full(50, 1)), label=2).details == {
         "samples": 50,
         "level": -1,
@@ -121,7 +121,7 @@ def test_options():
         "label_aware": 1,
     }
     assert aware.columns == ("samples", "level", "looks", "rival", "label_aware")
-    assert Sequential(SMALL, radii=(0.25,)).record() == {**aware.record(), "label_aware": False}
+    assert small.record() == {**aware.record(), "label_aware": False}
     other = Sequential(dataclasses.replace(SMALL, noise_distance=1e-3), radii=(0.25,))
     assert other.record()["tables_sha256"] != aware.record()["tables_sha256"]
     assert 0 < other.largest_radius <= aware.largest_radius

@@ -31,6 +31,17 @@ from support.votes import ListedVotes, certify
 ALPHA, SHARE = 1e-3, 0.9
 
 
+def exact_bound(failures: int, trials: int, level: float) -> mpmath.mpf:
+    """The q with P[Binomial(trials, q) <= failures] = level, by secants from float64's."""
+    near = mpmath.mpf(stats.beta.isf(level, failures + 1, trials - failures))
+    return mpmath.findroot(
+        lambda q: probability_of_at_most(failures, trials, q) - level,
+        (near, near * (1 - mpmath.mpf(1e-9))),
+        tol=1e-25,
+        verify=False,
+    )
+
+
 @settings(max_examples=60)
 @given(st.integers(1, 3000), st.data(), st.floats(1e-6, 0.3), st.floats(0.05, 0.95))
 def test_radius_is_that_of_exact_bounds_and_not_above_it(trials, data, alpha, share):
@@ -40,21 +51,8 @@ def test_radius_is_that_of_exact_bounds_and_not_above_it(trials, data, alpha, sh
     with mpmath.workdps(DIGITS):
         if radius is None:
             return
-        # At this radius and a hair beyond: does a pair of probabilities on the edge contradict both
-        # levels?
-        lower = mpmath.mpf(stats.beta.ppf(share * alpha, successes, trials - successes + 1))
-        upper = (
-            mpmath.mpf(stats.beta.isf((1 - share) * alpha, rival + 1, trials - rival))
-            if rival < trials
-            else 1
-        )
-        for _ in range(3):  # Newton steps from float64's bounds to exact ones
-            lower -= (
-                probability_of_at_most(trials - successes, trials, 1 - lower) - share * alpha
-            ) / (slope(trials - successes, trials, 1 - lower))
-            upper += (probability_of_at_most(rival, trials, upper) - (1 - share) * alpha) / slope(
-                rival, trials, upper
-            )
+        lower = 1 - exact_bound(trials - successes, trials, share * alpha)
+        upper = exact_bound(rival, trials, (1 - share) * alpha)
         exact = (normal_quantile(lower) - normal_quantile(min(upper, 1 - lower))) / 2
         assert radius <= exact and radius == pytest.approx(float(exact), abs=1e-7)
 
@@ -75,18 +73,6 @@ def test_radius_between_quantiles_that_are_rounded_up_is_below_the_exact_one(
     found = Fraction(radius_between(z_lower, z_rival, sigma, 0.0)) / Fraction(sigma)
     tiny = Fraction(1e-300)
     assert exact - size / 10**14 - tiny <= found <= exact - size / 10**15 + tiny
-
-
-def slope(failures: int, trials: int, q: mpmath.mpf) -> mpmath.mpf:
-    """-d/dq P[Binomial(trials, q) <= failures]."""
-    log_choose = (
-        mpmath.loggamma(trials + 1)
-        - mpmath.loggamma(failures + 1)
-        - mpmath.loggamma(trials - failures)
-    )
-    return mpmath.exp(
-        log_choose + failures * mpmath.log(q) + (trials - failures - 1) * mpmath.log1p(-q)
-    )
 
 
 @given(

@@ -75,7 +75,7 @@ def are_equal(one: Certificate, other: Certificate) -> bool:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("batch", [None, 7, 64, 5000])
+@pytest.mark.parametrize("batch", [None, 33])
 def test_certificates_are_those_of_the_package(model, method, batch):
     found = [
         certify_votes(voting(model, index), procedure(method), batch=batch)

@@ -8,8 +8,8 @@ DIGITS = 60
 
 
 def normal_quantile(p: mpmath.mpf) -> mpmath.mpf:
-    """Phi^-1(p)."""
-    return mpmath.sqrt(2) * mpmath.erfinv(2 * p - 1)
+    """Phi^-1(p); -inf where p is not above 0."""
+    return mpmath.sqrt(2) * mpmath.erfinv(max(2 * mpmath.mpf(p) - 1, -1))
 
 
 def failure_probability(radius: float, noise_distance: float = 0.0) -> mpmath.mpf:

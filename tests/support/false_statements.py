@@ -1,6 +1,4 @@
-"""How often certificates are false: exactly, by sums over all counts of three classes; and whole
-runs with random votes.
-"""
+"""How often certificates are false: exactly, by sums over all counts of three classes."""
 
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -9,10 +7,8 @@ import numpy as np
 import pytest
 from scipy import signal, special, stats
 
-from smoothadv.statistics import Certificate, Procedure
 from smoothadv.statistics.on_grid import GridProcedure
 from smoothadv.statistics.two_sided import TwoSided
-from support.votes import stated
 
 
 def quantile(p: float) -> float:
@@ -30,14 +26,16 @@ def claims(
     looks: Iterable[int], certified: Callable[[np.ndarray, int], float]
 ) -> list[tuple[int, np.ndarray]]:
     """For each number of draws at which a bound looks, the radii that all counts of three classes
-    certify for the first one: ``certified`` gives that of votes [3] at the look of this number.
+    certify for the first one, whichever of the others has more: ``certified`` gives that of votes
+    [3] at the look of this number.
     """
     found = []
     for look, n in enumerate(looks):
         radii = np.full((n + 1, n + 1), -1.0)
         for own in range(n + 1):
-            for rival in range(n + 1 - own):
-                radii[own, rival] = certified(np.array([own, rival, n - own - rival]), look)
+            for rival in range((n - own) // 2 + 1):
+                votes = [own, rival, n - own - rival]
+                radii[own, votes[1:]] = certified(np.array(votes), look)
         found.append((n, radii))
     return found
 
@@ -69,17 +67,3 @@ def exactly_false(
         alive = np.where(false, 0.0, alive)
     assert wrong + alive.sum() == pytest.approx(1, abs=1e-9)
     return wrong
-
-
-def whole_run(
-    procedure: Procedure, p: list[list[float]] | list[float], generator: np.random.Generator
-) -> Certificate:
-    """The certificate of random votes, those of the selection among them; of a cascade, ``p`` has
-    the probabilities at each stage.
-    """
-    stages = p if isinstance(p[0], list) else [p]
-    return stated(
-        procedure,
-        lambda request: generator.multinomial(request.count, stages[request.stage]),
-        label=-1,
-    )

@@ -1,6 +1,7 @@
 """Networks of integers made of float networks, without files."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,11 +9,14 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
+from smoothadv.architectures import get_architecture
 from smoothadv.architectures.input_layers import Normalize
+from smoothadv.datasets import describe_dataset
 from smoothadv.integer.conversion import convert, read_network
 from smoothadv.integer.layers import Convolution
 from smoothadv.integer.network import IntegerNetwork
 from support import slow_integers
+from support.networks import settle_batch_norms
 
 CLIP = 383
 # Options of ``quantize`` with which it takes a second.
@@ -42,6 +46,20 @@ def quantized(
     """The network of integers of a base classifier, calibrated on images [B, C, H, W]."""
     shape = tuple(images.shape[1:])
     return convert(read_network(classifier, shape), images.split(16), shape, clip, weight_bits)
+
+
+def house_network(arch: str, side: int, count: int = 2, is_settled: bool = False) -> IntegerNetwork:
+    """That of an architecture with random weights, for images of this side, calibrated on so many;
+    of digits, where the side is 8. Its normalizations may have the statistics of these images.
+    """
+    torch.manual_seed(1)
+    description = describe_dataset("digits" if side == 8 else "cifar10")
+    description = replace(description, image_shape=(description.image_shape[0], side, side))
+    classifier = get_architecture(arch, description, "normalize").eval()
+    images = grey_images(count, description.image_shape)
+    if is_settled:
+        settle_batch_norms(classifier, images)
+    return quantized(classifier, images)
 
 
 def slow_logits(network: IntegerNetwork, images: torch.Tensor) -> np.ndarray:

@@ -7,17 +7,14 @@ maps of their true sizes.
 
 import json
 import sys
-from dataclasses import replace
 from unittest import mock
 
 import torch
 import triton
 import triton.language as tl
 
-from smoothadv.architectures import get_architecture
 from smoothadv.architectures.integers import digest_of_logits
 from smoothadv.base.errors import UserError
-from smoothadv.datasets import describe_dataset
 from smoothadv.integer import kernels
 from smoothadv.integer.layers import (
     Convolution,
@@ -30,7 +27,7 @@ from smoothadv.integer.layers import (
 )
 from smoothadv.integer.network import IntegerNetwork
 from smoothadv.voting.counter import VoteCounter, check_integers
-from support.integers import grey_images, quantized
+from support.integers import house_network
 from support.interpreted_kernels import interpreter_stores
 
 CPU = torch.device("cpu")
@@ -41,15 +38,9 @@ def halves_upwards(x, LOW: tl.constexpr, HIGH: tl.constexpr):
     return tl.floor(tl.minimum(tl.maximum(x, LOW), HIGH) + 0.5).to(tl.int32)
 
 
-def house_network(arch: str, dataset: str, side: int, flips: bool = False) -> IntegerNetwork:
-    """With random weights; ``flips`` changes the sign of every second multiplier."""
-    torch.manual_seed(1)
-    description = describe_dataset(dataset)
-    description = replace(description, image_shape=(description.image_shape[0], side, side))
-    network = quantized(
-        get_architecture(arch, description).eval(), grey_images(2, description.image_shape)
-    )
-    for layer in network.layers if flips else ():
+def flipped(network: IntegerNetwork) -> IntegerNetwork:
+    """With the other sign of every second multiplier."""
+    for layer in network.layers:
         if isinstance(layer, Convolution) and not layer.is_last:
             layer.multiplier[::2] *= -1
     return network
@@ -236,7 +227,7 @@ def main(chosen: str) -> None:
     odd = odd_network()
     if chosen == "all":
         kernels._BLOCK_ROWS = 1024  # the interpreter takes long for each program
-        found = {"resnet50": shapes(house_network("resnet50", "imagenet", 224, True), 1)}
+        found = {"resnet50": shapes(flipped(house_network("resnet50", 224)), 1)}
     else:
         found = {
             "odd": whole(odd),
@@ -244,9 +235,9 @@ def main(chosen: str) -> None:
             "shapes of odd": shapes(odd, 3),
         }
         kernels._BLOCK_ROWS = 512
-        found["cifar_resnet110"] = shapes(house_network("cifar_resnet110", "cifar10", 32, True), 1)
+        found["cifar_resnet110"] = shapes(flipped(house_network("cifar_resnet110", 32)), 1)
         kernels._BLOCK_ROWS = 64
-        found["resnet50"] = shapes(house_network("resnet50", "imagenet", 32, True), 1, most=2**16)
+        found["resnet50"] = shapes(flipped(house_network("resnet50", 32)), 1, most=2**14)
     print(json.dumps(found))
 
 

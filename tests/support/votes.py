@@ -1,7 +1,8 @@
 """Certification procedures without a classifier: votes from a list written beforehand."""
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import Any
 
 import numpy as np
 
@@ -37,18 +38,21 @@ def more_misses(candidate: int, misses: int) -> Callable[[np.ndarray], bool]:
     return lambda counts: bool(counts.sum() - counts[candidate] > misses)
 
 
+def outcome(voting: Generator, answer: Callable[[Draws], np.ndarray]) -> Any:
+    """What a voting returns in the end when its requests get these answers."""
+    request = next(voting)
+    while True:
+        try:
+            request = voting.send(answer(request))
+        except StopIteration as end:
+            return end.value
+
+
 def stated(
     procedure: Procedure, answer: Callable[[Draws], np.ndarray], label: int = 0
 ) -> Certificate:
     """What the procedure states when it gets these answers."""
-    voting = procedure.run(label)
-    request = next(voting)
-    while True:
-        assert request.count >= 1
-        try:
-            request = voting.send(answer(request))
-        except StopIteration as stop:
-            return stop.value
+    return outcome(procedure.run(label), answer)
 
 
 def certify(procedure: Procedure, votes: ListedVotes, label: int = 2) -> Certificate:
@@ -60,12 +64,10 @@ def answered(
     procedure: Procedure,
     shares: list[list[float]],
     selection: list[list[float]] | None = None,
-    missing: int = 0,
     asked: list[Draws] | None = None,
 ) -> Certificate:
     """The certificate where each request is answered in these shares of votes, by classifier, and
-    those of the ``selection`` in others; the last one of a fixed sample lacks some. The requests
-    are added to ``asked``.
+    those of the ``selection`` in others. The requests are added to ``asked``.
     """
     requests = [] if asked is None else asked
 
@@ -74,7 +76,7 @@ def answered(
         selects = request.count == procedure.smoothing.n0
         given = selection if selects and selection is not None else shares
         votes = np.round(np.array(given[request.stage]) * request.count).astype(int)
-        votes[0] += request.count - missing * (not selects) - votes.sum()
+        votes[0] += request.count - votes.sum()
         return votes
 
     return stated(procedure, answer)

@@ -58,7 +58,7 @@ def fitting(arch: str, input_layer: str) -> tuple[nn.Module, torch.Tensor]:
             model = get_architecture(arch, description, input_layer).double()
         except UserError:
             continue
-        images = torch.rand(8, *description.image_shape, dtype=torch.float64)
+        images = torch.rand(8, *description.image_shape, dtype=torch.float64)[..., :64, :64]
         settle_batch_norms(model, images)
         images[0], images[1] = 1.0, images[1] + torch.randn_like(images[1])
         return model, images[:3]
@@ -79,7 +79,7 @@ def norms_in(model: nn.Module) -> int:
 @pytest.mark.parametrize(
     ("arch", "input_layer"),
     [
-        *((arch, "normalize") for arch in [*smallest_of_each_family(), "cifar_resnet110"]),
+        *((arch, "normalize") for arch in smallest_of_each_family()),
         *(
             ("digits_resnet8", input_layer)
             for input_layer in INPUT_LAYERS
@@ -106,22 +106,18 @@ FOLDED = [
     networks.NormFirst,
     networks.TwoConsumers,
     networks.Grouped,
-]
-FOLDED += [
     networks.TwoReadersOfTheImage,
     networks.ReflectedBorder,
     networks.PlainNorm,
     networks.FurtherArgument,
 ]
-UNTRACEABLE = [
+# torch.fx cannot follow them, or their layers cannot be replaced one by one.
+KEPT = [
     networks.BranchOnData,
     networks.BranchOnShape,
     networks.RangeOverShape,
     networks.LengthOfBatch,
-]
-UNTRACEABLE += [networks.Autocast]
-# Their layers cannot be replaced one by one.
-SHARING = [
+    networks.Autocast,
     networks.FirstUsedTwice,
     networks.NormsOfOne,
     networks.NormOfTwo,
@@ -145,11 +141,14 @@ def behind(
     return model.double().eval(), images + 0.3 * torch.randn_like(images)
 
 
-@pytest.mark.parametrize("kind", [*FOLDED, *UNTRACEABLE, *SHARING])
+@pytest.mark.parametrize("kind", [*FOLDED, *KEPT])
 @pytest.mark.parametrize("entrance", ENTRANCES)
 def test_folding_leaves_the_outputs_of_networks_of_all_kinds(kind, entrance):
     model, images = behind(entrance, kind)
-    assert deviation(model, fold(copy.deepcopy(model)), images) < 1e-10
+    before = copy.deepcopy(model)
+    folded = fold(model)
+    assert deviation(before, folded, images) < 1e-10
+    assert folded is model or kind in FOLDED
 
 
 @pytest.mark.parametrize("kind", [*FOLDED, *MISLED])
@@ -185,16 +184,6 @@ def test_an_example_that_gives_logits_of_no_size_decides_nothing():
     with torch.no_grad():
         model[1].first.bias[0] = torch.nan
     assert fold(model, images)(images).isnan().any()
-
-
-@pytest.mark.parametrize("kind", [*UNTRACEABLE, *SHARING])
-@pytest.mark.parametrize("entrance", ENTRANCES)
-def test_a_network_that_cannot_be_folded_stays_as_it_is(kind, entrance):
-    model, _ = behind(entrance, kind)
-    before = copy.deepcopy(model.state_dict())
-    folded = fold(model)
-    assert folded is model
-    assert all(torch.equal(value, before[name]) for name, value in folded.state_dict().items())
 
 
 @pytest.mark.parametrize(
@@ -297,14 +286,6 @@ def test_batch_that_fits_is_a_power_of_two_that_grows_with_the_memory(free, more
     assert batch == 4096 or 4 * batch * max(per_image, 1) > free * (1 - 1e-12)
     assert batch <= batch_that_fits(max(free, more), per_image)
     assert batch >= batch_that_fits(free, max(per_image, more))
-
-
-@pytest.mark.parametrize(
-    ("free", "per_image", "batch"),
-    [(1e9, 1e5, 4096), (1e9, 1e6, 256), (1e9, 1e9, 1), (0, 1e6, 1), (1e9, 0, 4096)],
-)
-def test_batches_of_known_memory(free, per_image, batch):
-    assert batch_that_fits(free, per_image) == batch
 
 
 @pytest.mark.slow  # nearly a minute, all of it in the compiler; .ci/run runs it

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from smoothadv.noise import Noise, Purpose
 from smoothadv.statistics import PROCEDURES, Draws, Smoothing
-from smoothadv.statistics.prediction import predict
 from smoothadv.voting.counter import Poll, VoteCounter
 from support.votes import CLASSES, ListedVotes
 
@@ -123,7 +122,8 @@ def test_draws_of_a_stream_are_all_numbers_once(requests):
     assert (stream.noise.handed_out(3, Purpose.EVALUATION) == np.arange(sum(requests))).all()
 
 
-SETTINGS = {"adaptive": {"radii": (0.0,)}}  # tables of one row are built fast
+FEW = {"radii": (0.0,)}  # tables of few rows are built fast
+SETTINGS = {"adaptive": FEW, "sequential": FEW, "sequential-cascade": FEW}
 
 
 # Routers ask two classifiers, each of which has a stream of its own.
@@ -137,18 +137,9 @@ SETTINGS = {"adaptive": {"radii": (0.0,)}}  # tables of one row are built fast
 @example([(501, 5 * MOST)], 2, 50_000)  # looks that are up to 114,800 draws apart
 def test_every_procedure_uses_every_draw_once(name, sizes, rarity, batch):
     kind, own = PROCEDURES[name], SETTINGS.get(name, {})
-    most = (
-        20_000 if name == "sequential" else 5 * MOST
-    )  # it votes as adaptive does, but with tables of all radii
+    most = 5_000 if "sequential" in name else 5 * MOST  # the votes are as those of adaptive
     check_votings(
         [kind(Smoothing(0.25, n0, min(n, most), 1e-3), **own).run(2) for n0, n in sizes],
         rarity,
         batch,
     )
-
-
-@some
-@given(st.lists(counts, min_size=1, max_size=4), st.integers(2, 2_000), batches)
-@example([MOST, 501, MOST], 1_000, 4_096)
-def test_every_prediction_uses_every_draw_once(ns, rarity, batch):
-    check_votings([predict(n, 1e-3) for n in ns], rarity, batch)

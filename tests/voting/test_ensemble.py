@@ -12,39 +12,13 @@ from torch import nn
 
 from smoothadv.architectures import get_architecture
 from smoothadv.architectures.ensemble import Ensemble
-from smoothadv.core import Smooth
 from smoothadv.noise import GaussianNoise
 from smoothadv.voting.classifier import VotingClassifier, optimized_for_inference
 from smoothadv.voting.counter import VoteCounter, check_repeatable
 from support.models import LinearClassifier, Recorder
 from support.networks import settle_batch_norms
-from support.statistical_checks import is_binomial_count
 
 CPU = torch.device("cpu")
-SIGMA, DRAWS = 0.5, 20_000
-
-
-def test_the_mean_of_linear_members_has_the_known_smoothed_probability():
-    """Of class 1, Phi((w.x + b) / (sigma |w|)) with the mean w and b; false alarms: that of
-    ``is_binomial_count``.
-    """
-    members = [
-        LinearClassifier([3.0, 0.0], 0.5, torch.float32),
-        LinearClassifier([0.0, 4.0], -1.5, torch.float32),
-    ]
-    ensemble, point = Ensemble(members, "logits"), torch.tensor([0.1, 0.3]).reshape(1, 1, 2)
-    smooth = Smooth(ensemble, 2, SIGMA)
-    certificate = smooth.certificate(
-        point, 100, DRAWS, 1e-3, 1000, stream=GaussianNoise(SIGMA, 0).stream(0, CPU)
-    )
-    ones = certificate.successes
-
-    def probability(weight: tuple[float, float], bias: float) -> float:
-        score = weight[0] * 0.1 + weight[1] * 0.3 + bias
-        return 0.5 * (1 + math.erf(score / (SIGMA * math.hypot(*weight)) / math.sqrt(2)))
-
-    assert is_binomial_count(ones, certificate.trials, probability((1.5, 2.0), -0.5))
-    assert not is_binomial_count(ones, DRAWS, probability((3.0, 0.0), 0.5)), "nor that of a member"
 
 
 @pytest.mark.parametrize("mean", ["logits", "probabilities"])
