@@ -1,6 +1,9 @@
-"""Restarts, targets and each example's own epsilon, against computations that leave nothing out."""
+"""Restarts, targets, each example's own epsilon, and attacks where memory runs out, against
+computations that leave nothing out.
+"""
 
 import dataclasses
+import gc
 
 import numpy as np
 import pytest
@@ -11,7 +14,8 @@ from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import Stein, expected_loss
 from smoothadv.attacks.pgd import PGD
-from smoothadv.base.errors import NonFiniteError
+from smoothadv.base.errors import NonFiniteError, UserError
+from support.fragile_models import OUT_OF_MEMORY, Forgetful
 from support.models import ConstantClassifier, Recorder
 from support.slow_attacks import (
     batch_noise,
@@ -173,12 +177,12 @@ def test_target_is_reached_as_by_the_plain_targeted_attack(name):
         torch.testing.assert_close(results, plain, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("target", range(CLASSES))
+@pytest.mark.parametrize("target", [0, CLASSES - 1])
 @each_attack
 def test_class_number_is_a_target_for_all_and_its_own_examples_stay_unchanged(name, target):
-    given = model, inputs, labels, _ = problem(4, torch.float32)
+    model, inputs, _, noise = problem(4, torch.float32)
     labels = torch.tensor([0, 1, 2, 3, target, target])
-    given = model, inputs, labels, given[3]
+    given = model, inputs, labels, noise
     results = attacked(ATTACKS[name], given, target=target, restarts=2)
     assert torch.equal(
         results, attacked(ATTACKS[name], given, targets=torch.full_like(labels, target), restarts=2)
@@ -306,3 +310,68 @@ def test_gradients_that_are_not_finite_are_an_error_and_no_image(value):
         next(model.parameters()).fill_(value)
     with pytest.raises(NonFiniteError, match="not finite"):
         SmoothedAttack(PGD(0.5, 2), SIGMA, 2)(model, inputs, labels)
+
+
+# Memory runs out: on the accelerator, on the host; always above some batch, or just once.
+
+
+each_failure = pytest.mark.parametrize(("name", "error"), zip(ATTACKS, [*OUT_OF_MEMORY] * 2))
+
+
+@each_failure
+@pytest.mark.parametrize(
+    ("options", "indices"),
+    [({}, None), ({"restarts": 2, "target": "every"}, INDICES), ({"target": "random"}, INDICES)],
+    ids=str,
+)
+def test_batch_is_halved_until_it_fits_and_nothing_else_changes(name, error, options, indices):
+    model, inputs, labels, _ = problem(1)
+    batches: list[int] = []
+    attack = SmoothedAttack(
+        ATTACKS[name], SIGMA, COPIES, batch=64, on_smaller_batch=batches.append, **options
+    )
+    expected = attack(model, inputs, labels, indices)
+    assert batches == [] and (expected != inputs).any()
+    fragile = Forgetful(model, 5, OUT_OF_MEMORY[error])
+    for _ in range(2):  # the second time, only what fits is tried
+        result = attack(fragile, inputs, labels, indices)
+        torch.testing.assert_close(result, expected, rtol=0, atol=1e-9)
+        # Of 3 copies, passes of 63, 30, 15 and 6 rows do not fit, nor do all 18 without indices.
+        assert batches == [32, 16, 8, 4] and attack.batch == 4
+    later = fragile.sizes[len(fragile.sizes) // 2 :]
+    assert max(later) <= 4, "it is not tried again"
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY)
+def test_one_copy_that_does_not_fit_is_told_in_one_line(error):
+    model, inputs, labels, _ = problem(0)
+    batches: list[int] = []
+    attack = SmoothedAttack(PGD(0.5, 2), SIGMA, COPIES, batch=5, on_smaller_batch=batches.append)
+    with pytest.raises(UserError, match="memory") as caught:
+        attack(Forgetful(model.train(), 0, OUT_OF_MEMORY[error]), inputs, labels)
+    assert batches == [2, 1] and len(str(caught.value).splitlines()) == 1
+    assert model.training and all(parameter.requires_grad for parameter in model.parameters())
+
+
+@each_failure
+@pytest.mark.parametrize("fails", [1, 2, 4])
+def test_nothing_of_a_failed_attempt_is_kept_when_the_next_begins(name, error, fails):
+    """Else what ran out of memory would stand in the way of the smaller batch. No garbage collector
+    helps.
+    """
+    model, inputs, labels, _ = problem(0)
+    fragile, alive = Forgetful(model, make_error=OUT_OF_MEMORY[error], fails={fails}), []
+    attack = SmoothedAttack(
+        ATTACKS[name],
+        SIGMA,
+        COPIES,
+        batch=64,
+        restarts=2,
+        on_smaller_batch=lambda batch: alive.append(fragile.alive()),
+    )
+    gc.disable()
+    try:
+        attack(fragile, inputs, labels, INDICES)
+    finally:
+        gc.enable()
+    assert alive == [0]
