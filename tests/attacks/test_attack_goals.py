@@ -315,7 +315,7 @@ def test_gradients_that_are_not_finite_are_an_error_and_no_image(value):
 # Memory runs out: on the accelerator, on the host; always above some batch, or just once.
 
 
-each_failure = pytest.mark.parametrize(("name", "error"), zip(ATTACKS, [*OUT_OF_MEMORY] * 2))
+each_failure = pytest.mark.parametrize(("name", "error"), list(zip(ATTACKS, [*OUT_OF_MEMORY] * 2)))
 
 
 @each_failure
