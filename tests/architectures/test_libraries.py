@@ -21,8 +21,12 @@ from smoothadv.voting.classifier import optimized_for_inference
 from support.named_networks import NAMES, save_hf, save_onnx, small_network
 from support.optional import needs
 
-DIGITS = describe_dataset("digits")
-PHOTOS = replace(DIGITS, name="photos", class_names=("a", "b", "c", "d"), image_shape=(3, 32, 32))
+PHOTOS = replace(
+    describe_dataset("digits"),
+    name="photos",
+    class_names=("a", "b", "c", "d"),
+    image_shape=(3, 32, 32),
+)
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 PACKAGES = {"timm": "timm", "hf": "transformers", "onnx": "onnxruntime"}
 

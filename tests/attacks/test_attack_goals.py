@@ -236,42 +236,46 @@ def test_each_example_stays_in_its_own_ball(name, options):
 # defence look good.
 
 
-LENGTHS = (1, 2, EXAMPLES - 1, EXAMPLES + 3)
 NO_RADII = (-0.1, float("nan"), float("inf"))
-REFUSED = [
-    *(({"sigma": sigma}, {}, "sigma") for sigma in NO_RADII),
-    *(({"target": target}, {}, "target") for target in (1.5, True, "closest")),
-    *(({name: 0}, {}, name) for name in ("num_noise_vec", "restarts", "batch")),
-    ({"seed": -1}, {}, "seed"),
-    ({"attack": PGD(0.5, 2, targeted=True)}, {}, "target"),
-    ({"sigma": 0.0, "num_noise_vec": 2}, {}, "sigma"),
-    ({"sigma": 0.0, "attack": PGD(0.5, 2, estimator=Stein(0.25))}, {}, "sigma"),
-    *(
-        ({"target": target, "attack": ATTACKS[name]}, {}, str(target))
-        for target in (-1, CLASSES, 1_000)
-        for name in ("PGD", "hard Stein", "DDN")
-    ),
-    *(({}, {"targets": torch.full((EXAMPLES,), k)}, None) for k in (-1, CLASSES, 1_000)),
-    # Else the examples of a later pass would be attacked with an epsilon of nothing.
-    *(
-        ({"sigma": sigma, "num_noise_vec": copies, "batch": batch}, argument, None)
-        for sigma, copies in ((0.0, 1), (SIGMA, 4))
-        for batch in (2, 8, 256)
-        for count in LENGTHS
-        for argument in (
-            {"epsilon": torch.full((count,), 0.1)},
-            {"targets": torch.zeros(count).long()},
-            {"indices": range(count)},
-        )
-    ),
-    *(({}, {"epsilon": torch.tensor([r] + [0.1] * (EXAMPLES - 1))}, "epsilon") for r in NO_RADII),
-    *(({}, {"epsilon": e}, "epsilon") for e in (0.1, torch.tensor(0.1), torch.tensor([1, 2]))),
-    # Grey levels, or images that are standardized: there epsilon would mean something else.
-    *(({}, {"pixel": pixel}, "[0, 1]") for pixel in (-0.01, 1.01, 255.0, *NO_RADII)),
-]
 
 
-@pytest.mark.parametrize(("settings", "arguments", "word"), REFUSED)
+@pytest.mark.parametrize(
+    ("settings", "arguments", "word"),
+    [
+        *(({"sigma": sigma}, {}, "sigma") for sigma in NO_RADII),
+        *(({"target": target}, {}, "target") for target in (1.5, True, "closest")),
+        *(({name: 0}, {}, name) for name in ("num_noise_vec", "restarts", "batch")),
+        ({"seed": -1}, {}, "seed"),
+        ({"attack": PGD(0.5, 2, targeted=True)}, {}, "target"),
+        ({"sigma": 0.0, "num_noise_vec": 2}, {}, "sigma"),
+        ({"sigma": 0.0, "attack": PGD(0.5, 2, estimator=Stein(0.25))}, {}, "sigma"),
+        *(
+            ({"target": target, "attack": ATTACKS[name]}, {}, str(target))
+            for target in (-1, CLASSES, 1_000)
+            for name in ("PGD", "hard Stein", "DDN")
+        ),
+        *(({}, {"targets": torch.full((EXAMPLES,), k)}, None) for k in (-1, CLASSES, 1_000)),
+        # Else the examples of a later pass would be attacked with an epsilon of nothing.
+        *(
+            ({"sigma": sigma, "num_noise_vec": copies, "batch": batch}, argument, None)
+            for sigma, copies in ((0.0, 1), (SIGMA, 4))
+            for batch in (2, 8, 256)
+            for count in (1, 2, EXAMPLES - 1, EXAMPLES + 3)
+            for argument in (
+                {"epsilon": torch.full((count,), 0.1)},
+                {"targets": torch.zeros(count).long()},
+                {"indices": range(count)},
+            )
+        ),
+        *(
+            ({}, {"epsilon": torch.tensor([r] + [0.1] * (EXAMPLES - 1))}, "epsilon")
+            for r in NO_RADII
+        ),
+        *(({}, {"epsilon": e}, "epsilon") for e in (0.1, torch.tensor(0.1), torch.tensor([1, 2]))),
+        # Grey levels, or images that are standardized: there epsilon would mean something else.
+        *(({}, {"pixel": pixel}, "[0, 1]") for pixel in (-0.01, 1.01, 255.0, *NO_RADII)),
+    ],
+)
 def test_what_an_attack_cannot_do_is_refused(settings, arguments, word):
     model, inputs, labels, _ = problem(0)
     inputs[2, 0] = arguments.get("pixel", inputs[2, 0])

@@ -24,7 +24,7 @@ from support.slow_attacks import batch_noise, estimators_and_slow_ones, slow_pgd
 
 SIGMA, CLASSES = 0.25, 4
 ESTIMATORS = estimators_and_slow_ones(SIGMA)
-SHAPES = [(6,), (1, 2, 3), (3, 4, 4)]
+
 estimators = pytest.mark.parametrize("name", ESTIMATORS)
 
 
@@ -46,7 +46,9 @@ def answers(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     return model.eval()(inputs).argmax(1)
 
 
-@pytest.mark.parametrize(("shape", "copies"), list(zip(SHAPES, (1, 5, 5))), ids=str)
+@pytest.mark.parametrize(
+    ("shape", "copies"), list(zip([(6,), (1, 2, 3), (3, 4, 4)], (1, 5, 5))), ids=str
+)
 @estimators
 def test_result_is_that_of_the_pseudo_code_on_the_noise_of_each_index(shape, copies, name):
     inputs, model, indices = drawn(shape)[0], network(shape), [7, 0, 123456, 3]
@@ -133,14 +135,11 @@ def batch_of(rows, situation: int, memory_format: torch.memory_format) -> torch.
     return attack(model, inputs[rows], labels[rows], indices, epsilon=epsilon[rows])
 
 
-ANOTHER_LAYOUT = [(situation, torch.channels_last) for situation in (0, 3, 4, 6)]
-
-
 @pytest.mark.parametrize(
     ("situation", "memory_format"),
     [
         *((situation, torch.contiguous_format) for situation in range(len(SITUATIONS))),
-        *ANOTHER_LAYOUT,
+        *[(situation, torch.channels_last) for situation in (0, 3, 4, 6)],
     ],
 )
 def test_each_result_is_the_same_bits_whatever_else_is_in_the_batch(situation, memory_format):

@@ -151,22 +151,13 @@ def test_module_is_trained_and_certified_behind_it_on_resized_images(unet, workp
 
 
 @pytest.fixture
-def faulty(unet, workplace) -> dict[str, Path]:
+def faulty(unet, workplace) -> None:
     """Files that are no model of this kind, by what is wrong with them."""
     weights = torch.load(unet, weights_only=True)
-    files = {
-        "truncated": unet.read_bytes()[:5000],
-        "text": b"no pickle",
-        "empty": b"",
-    }
-    for name, content in files.items():
-        (workplace / name).write_bytes(content)
+    (workplace / "truncated").write_bytes(unet.read_bytes()[:5000])
     made = {
-        "classes": {**weights, "label_emb.weight": torch.zeros(10, 128)},
         "another": {"state_dict": weights},
-        "half": {name: weights[name] for name in [*weights][:40]},
         "more": {**weights, "ema.weight": torch.zeros(3)},
-        "list": [1, 2],
         "numbered": {0: torch.zeros(1)},
         "whole": {name: weight.long() for name, weight in weights.items()},
         "narrow": {
@@ -174,7 +165,6 @@ def faulty(unet, workplace) -> dict[str, Path]:
             for name, weight in weights.items()
         },
         "damaged": {**weights, "out.2.weight": weights["out.2.weight"] * math.nan},
-        "holed": {name: one for name, one in weights.items() if name != "middle_block.1.norm.bias"},
         "flat": {**weights, "time_embed.0.weight": torch.zeros(128)},
         "colour": OpenAIUNet(Shape(3, 6, 32, (32, 32), 1, (False, True), True, False)).state_dict(),
         "odd": OpenAIUNet(Shape(1, 2, 32, (32,) * 5, 1, (False,) * 5, True, False)).state_dict(),
@@ -191,15 +181,9 @@ def faulty(unet, workplace) -> dict[str, Path]:
         (["openai"], ["names no file: write openai:FILE.pt or diffusers:FOLDER"]),
         (["UNET.pt"], ["not the name of their architecture: --denoiser openai:"]),
         (["openai:damaged"], ["--denoiser openai:damaged makes an image with NaN"]),
-        (["openai:holed"], ["is no U-Net of OpenAI's", "lacks middle_block.1.norm.bias"]),
         (["openai:truncated"], ["openai:truncated", "cannot be read"]),
-        (["openai:text"], ["openai:text", "cannot be read"]),
-        (["openai:empty"], ["openai:empty", "cannot be read"]),
-        (["openai:classes"], ["needs the class of an image"]),
         (["openai:another"], ["is no state dict of"]),
-        (["openai:half"], ["openai:half"]),
         (["openai:more"], ["ema.weight", "expected no such weight"]),
-        (["openai:list"], ["is no state dict of"]),
         (["openai:numbered"], ["is no state dict of"]),
         (["openai:whole"], ["is no state dict of"]),
         (["openai:narrow"], ["is no U-Net of OpenAI's", "divisible"]),

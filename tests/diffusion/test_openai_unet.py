@@ -21,17 +21,6 @@ from smoothadv.diffusion.openai_unet import (
     unet_of,
 )
 
-CIFAR10 = Shape(3, 6, 128, (128, 256, 256, 256), 3, (False, True, True, False), True, False)
-IMAGENET = Shape(
-    3,
-    6,
-    256,
-    (256, 256, 512, 512, 1024, 1024),
-    2,
-    (False, False, False, True, True, True),
-    True,
-    True,
-)
 SMALL = {
     "improved": Shape(3, 6, 32, (32, 64), 2, (False, True), True, False),
     "guided": Shape(3, 6, 64, (64, 128, 128), 1, (False, True, False), True, True),
@@ -174,7 +163,31 @@ def test_output_is_that_of_a_plain_reading_of_the_file(kind):
 
 @pytest.mark.parametrize(
     ("shape", "tensors", "parameters", "stages", "family"),
-    [(CIFAR10, 446, 52_546_438, 16, IMPROVED), (IMAGENET, 566, 552_814_086, 18, GUIDED)],
+    [
+        (
+            Shape(3, 6, 128, (128, 256, 256, 256), 3, (False, True, True, False), True, False),
+            446,
+            52_546_438,
+            16,
+            IMPROVED,
+        ),
+        (
+            Shape(
+                3,
+                6,
+                256,
+                (256, 256, 512, 512, 1024, 1024),
+                2,
+                (False, False, False, True, True, True),
+                True,
+                True,
+            ),
+            566,
+            552_814_086,
+            18,
+            GUIDED,
+        ),
+    ],
     ids=["cifar10_uncond_50M_500K.pt", "256x256_diffusion_uncond.pt"],
 )
 def test_released_files_have_these_tensors(shape, tensors, parameters, stages, family):

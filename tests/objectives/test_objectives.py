@@ -239,12 +239,14 @@ def test_first_copy_alone_is_trained_on_while_all_are_attacked(base_attack):
     assert outcome.examples == 5
 
 
-GROWING = [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.5, 0.5]
-
-
 @pytest.mark.parametrize(
     "warmup, expected",
-    [(10, GROWING), (3, [0.5 / 3, 1 / 3, 0.5, 0.5]), (1, [0.5, 0.5]), (0, [0.5, 0.5])],
+    [
+        (10, [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.5, 0.5]),
+        (3, [0.5 / 3, 1 / 3, 0.5, 0.5]),
+        (1, [0.5, 0.5]),
+        (0, [0.5, 0.5]),
+    ],
 )
 def test_epsilon_grows_linearly_and_may_begin_an_epoch_earlier(warmup, expected):
     usual, ahead = (

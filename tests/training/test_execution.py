@@ -25,6 +25,7 @@ from smoothadv.training.execution import Execution
 from smoothadv.training.update import Address, Update
 from support.compiler import needs_compiler
 from support.compiler import own_compiler_cache as own_compiler_cache
+from support.models import Recorder
 from support.networks import settle_batch_norms
 
 CPU, FULL, LAST = torch.device("cpu"), torch.contiguous_format, torch.channels_last
@@ -38,27 +39,25 @@ IMAGES = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 2, 1, 0, 3])
 
 
-class SmallNetwork(nn.Module):
-    """One block of a residual network with softplus, whose slope does not leap where rounding
-    decides.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
-        self.conv2, self.bn2 = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
-        self.fc = nn.Linear(4, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        maps = nn.functional.softplus(self.bn1(self.conv1(x)))
-        return self.fc(nn.functional.softplus(self.bn2(self.conv2(maps)) + maps).mean((2, 3)))
+def small_network() -> nn.Module:
+    """With softplus, whose slope does not leap where rounding decides."""
+    layers = [
+        nn.Conv2d(1, 4, 3, padding=1, bias=False),
+        nn.BatchNorm2d(4),
+        nn.Softplus(),
+        nn.Conv2d(4, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.Softplus(),
+        nn.AvgPool2d(8),
+        nn.Flatten(),
+        nn.Linear(4, 10),
+    ]
+    return nn.Sequential(nn.Identity(), nn.Sequential(*layers))
 
 
 def network(execution: Execution, arch: str | None = None) -> nn.Module:
     torch.manual_seed(0)
-    model = (
-        get_architecture(arch, "digits") if arch else nn.Sequential(nn.Identity(), SmallNetwork())
-    )
+    model = get_architecture(arch, "digits") if arch else small_network()
     settle_batch_norms(model, IMAGES)
     return execution.prepare(model, CPU)
 
@@ -78,15 +77,10 @@ def updater(execution: Execution, arch: str | None = None) -> Update:
     )
 
 
-def channels_last(images: torch.Tensor) -> torch.Tensor:
-    """The images in the memory format of the datasets."""
-    return images.contiguous(memory_format=torch.channels_last)
-
-
 def train(update: Update, steps: int = 2) -> list[float]:
     """The loss of each of ``steps`` updates."""
     sums = [
-        update(channels_last(IMAGES), LABELS, torch.arange(6), Address(1, 0, step))
+        update(IMAGES.contiguous(memory_format=LAST), LABELS, torch.arange(6), Address(1, 0, step))
         for step in range(steps)
     ]
     return [float(each[0] / each[2]) for each in sums]
@@ -113,7 +107,7 @@ def test_compiled_training_is_eager_training(own_compiler_cache):
     estimates = []
     for update in (compiled, eager):
         update.refresh_folded()
-        estimates.append(plug_in(update.folded.eval(), channels_last(IMAGES), LABELS, noise))
+        estimates.append(plug_in(update.folded.eval(), IMAGES, LABELS, noise))
     ours, theirs = estimates
     torch.testing.assert_close(ours.logits, theirs.logits, rtol=0, atol=1e-4)
     torch.testing.assert_close(ours.gradient, theirs.gradient, rtol=0, atol=1e-4)
@@ -121,21 +115,8 @@ def test_compiled_training_is_eager_training(own_compiler_cache):
 
     # The smaller last batch of an epoch runs uncompiled, with the same weights.
     for update in (compiled, eager):
-        update(channels_last(IMAGES[:5]), LABELS[:5], torch.arange(5), Address(1, 0, 9))
+        update(IMAGES[:5], LABELS[:5], torch.arange(5), Address(1, 0, 9))
     assert largest_difference(compiled.model, eager.model) < 1e-4
-
-
-class Calls(nn.Module):
-    """A module whose Python code runs whenever it is not compiled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(2.0))
-        self.shapes: list[tuple[int, ...]] = []
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        self.shapes.append(tuple(images.shape))
-        return images * self.scale
 
 
 def test_other_sizes_than_those_of_batches_run_uncompiled(monkeypatch):
@@ -147,15 +128,17 @@ def test_other_sizes_than_those_of_batches_run_uncompiled(monkeypatch):
         return lambda images: (reached.append(tuple(images.shape)), module(images))[1]
 
     monkeypatch.setattr(torch, "compile", compile)
-    module = Calls()
+    module = Recorder(nn.Linear(2, 3))
     compiled = Execution(compile=True).compiled(module, {4, 8})
     # In whatever order: a resumed run may begin with the smaller last batch of an epoch.
     shapes = [(3, 2), (4, 2), (4, 2), (3, 2), (8, 2), (5, 2), (4, 2)]
     for shape in shapes:
-        assert torch.equal(compiled(torch.ones(shape)), torch.full(shape, 2.0))
-    assert reached == [(4, 2), (4, 2), (8, 2), (4, 2)] and module.shapes == shapes
-    assert list(compiled.state_dict()) == ["module.scale"], "each weight once"
-    assert [parameter is module.scale for parameter in compiled.parameters()] == [True]
+        assert torch.equal(compiled(torch.ones(shape)), module.model(torch.ones(shape)))
+    assert reached == [(4, 2), (4, 2), (8, 2), (4, 2)]
+    assert [batch.shape for batch in module.batches] == shapes
+    names = ["module.model.weight", "module.model.bias"]
+    assert list(compiled.state_dict()) == names, "each weight once"
+    assert next(compiled.parameters()) is module.model.weight
     assert Execution(compile=False).compiled(module, {4}) is module
 
 
@@ -183,7 +166,7 @@ def test_bfloat16_trains_nearly_the_same_with_weights_in_float32(arch):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_convolutions_compute_in_the_precision_and_the_loss_in_float32(precision):
     update, dtypes = updater(Execution(precision)), []
-    update.model[1].conv2.register_forward_hook(
+    update.model[1][3].register_forward_hook(
         lambda module, inputs, output: dtypes.append(output.dtype)
     )
     (loss,) = train(update, steps=1)

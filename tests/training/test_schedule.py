@@ -19,14 +19,15 @@ STEP = Schedule(epochs=150, batch=256, learning_rate=0.1, learning_rate_step=50)
 ONE_CYCLE = dataclasses.replace(STEP, epochs=10, learning_rate_shape="one-cycle")
 
 
-OTHER_STEPS = {"learning_rate": 0.4, "learning_rate_step": 3, "learning_rate_factor": 0.5}
-
-
 @pytest.mark.parametrize(
     ("settings", "step", "rates"),
     [
         *(({}, step, [0.1] * 50 + [0.01] * 50 + [0.001] * 50) for step in (0, 195)),
-        (OTHER_STEPS, 0, [0.4] * 3 + [0.2] * 3 + [0.1] * 3 + [0.05]),
+        (
+            {"learning_rate": 0.4, "learning_rate_step": 3, "learning_rate_factor": 0.5},
+            0,
+            [0.4] * 3 + [0.2] * 3 + [0.1] * 3 + [0.05],
+        ),
     ],
 )
 def test_steps_divide_the_learning_rate_after_so_many_epochs(settings, step, rates):

@@ -321,29 +321,6 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(batch, (batch.flatten(1).mean(1) * 40).long() % 10) for batch in images]
 
 
-def our_losses(attack: str, steps: int, copies: int, model: torch.nn.Module) -> list[float]:
-    objective = SmoothAdv(ATTACKS[attack](EPSILON, steps), SIGMA, copies, warmup=0)
-    update = Update(
-        model, objective, sgd(model), Execution(), Processes(), CPU, torch.rand(2, 1, 8, 8), BATCH
-    )
-    sums = [
-        update(images, labels, torch.arange(BATCH), Address(SEED, 0, step))
-        for step, (images, labels) in enumerate(batches())
-    ]
-    return [means(each.tolist())["loss"] for each in sums]
-
-
-def plain_losses(attack, copies: int, model: torch.nn.Module) -> list[float]:
-    optimizer, losses = sgd(model), []
-    for step, (images, labels) in enumerate(batches()):
-        generator = Address(SEED, 0, step).generator(CPU, Purpose.OBJECTIVE)
-        noise = SIGMA * torch.randn(
-            BATCH, copies, 1, 8, 8, dtype=torch.float64, generator=generator
-        )
-        losses.append(plain.update(model, optimizer, images, labels, noise, attack)["loss"])
-    return losses
-
-
 @pytest.mark.parametrize(
     ("attack", "steps", "copies"), [("PGD", 2, 1), ("PGD", 4, 4), ("DDN", 4, 1), ("DDN", 3, 2)]
 )
@@ -351,10 +328,23 @@ def test_losses_and_weights_of_ten_updates_are_those_of_the_plain_implementation
     attack, steps, copies
 ):
     ours, theirs = resnet(), resnet()
-    losses = our_losses(attack, steps, copies, ours)
-    expected = plain_losses(
-        {"PGD": plain.pgd, "DDN": plain.ddn}[attack](EPSILON, steps), copies, theirs
+    objective = SmoothAdv(ATTACKS[attack](EPSILON, steps), SIGMA, copies, warmup=0)
+    update = Update(
+        ours, objective, sgd(ours), Execution(), Processes(), CPU, torch.rand(2, 1, 8, 8), BATCH
     )
+    plainly = {"PGD": plain.pgd, "DDN": plain.ddn}[attack](EPSILON, steps)
+    optimizer, losses, expected = sgd(theirs), [], []
+    for step, (images, labels) in enumerate(batches()):
+        address = Address(SEED, 0, step)
+        sums = update(images, labels, torch.arange(BATCH), address)
+        losses.append(means(sums.tolist())["loss"])
+        noise = SIGMA * torch.randn(
+            (BATCH, copies, 1, 8, 8),
+            dtype=torch.float64,
+            generator=address.generator(CPU, Purpose.OBJECTIVE),
+        )
+        found = plain.update(theirs, optimizer, images, labels, noise, plainly)
+        expected.append(found["loss"])
     assert losses == pytest.approx(expected, rel=1e-9)
     for name, value in theirs.state_dict().items():
         torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-7, atol=1e-9)
