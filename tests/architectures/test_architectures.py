@@ -24,6 +24,7 @@ from smoothadv.models.load import BaseClassifier, load_classifier, load_denoiser
 from smoothadv.models.spec import ModelSpec
 from smoothadv.voting.folding import fold
 from support.networks import settle_batch_norms
+from support.refusals import refusal
 from support.released import CIFAR_MEAN, CIFAR_STD, randomise_batch_norms
 
 
@@ -221,10 +222,8 @@ def test_released_checkpoint_is_read(arch, prefix, tmp_path):
     loaded, content = load_denoiser(path, describe_dataset("cifar10"))
     images = torch.rand(1, 3, 32, 32)
     assert content["arch"] == arch and torch.equal(loaded(images), network.eval()(images))
-    with pytest.raises(UserError, match=r"is a denoiser: name it with --denoiser$"):
-        load_classifier(path, "cifar10")
-    with pytest.raises(UserError, match="is not a .*_dncnn for dataset 'digits'"):
-        load_denoiser(path, describe_dataset("digits"))
+    refusal(load_classifier, path, "cifar10", names="is a denoiser: name it with --denoiser")
+    refusal(load_denoiser, path, describe_dataset("digits"), names="_dncnn for dataset 'digits'")
 
 
 @pytest.mark.parametrize(
@@ -235,18 +234,16 @@ def test_network_of_integers_takes_nothing_before_it(given, monkeypatch):
     base = BaseClassifier(nn.Sequential(integers), {}, [])
     monkeypatch.setattr(models_load, "_from_checkpoints", lambda spec, dataset: base)
     flag = "--" + next(iter(given)).replace("_", "-")
-    with pytest.raises(UserError, match=f"whole grey levels: leave {flag} out$"):
-        models_load.load(ModelSpec(model="any", dataset="digits", sigma=0.25, **given))
+    spec = ModelSpec(model="any", dataset="digits", sigma=0.25, **given)
+    refusal(models_load.load, spec, names=f"whole grey levels: leave {flag} out")
 
 
 def test_classifier_is_no_denoiser_and_the_field_decides(tmp_path):
     path, content = tmp_path / "c.pth.tar", {"epoch": 1, "arch": "digits_resnet8", "state_dict": {}}
     torch.save(content, path)
-    with pytest.raises(UserError, match="is no denoiser: train_denoiser makes one$"):
-        read_checkpoint(path, denoiser=True)
+    refusal(read_checkpoint, path, True, names="is no denoiser: train_denoiser makes one")
     torch.save({**content, "arch": "gone", "denoiser": True}, path)
-    with pytest.raises(UserError, match="unknown denoiser 'gone'"):
-        read_checkpoint(path, denoiser=True)
+    refusal(read_checkpoint, path, True, names="unknown denoiser 'gone'")
 
 
 @pytest.mark.parametrize("name", FILTERS)

@@ -5,6 +5,7 @@ diffusers; the step of a noise; and what is refused.
 import math
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from smoothadv.diffusion.one_step import (
     load_diffusion,
     noise_of,
 )
+from support.refusals import refusal
 
 ALPHA_BARS = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64), 0)
 MEAN, SPREAD = (
@@ -181,32 +183,22 @@ def test_other_numbers_of_steps_are_told_and_schedulers_without_betas_refused(sa
     with pytest.warns(DoubtfulWarning, match="has 4,000 steps and is given them on a scale of"):
         load_diffusion(f"diffusers:{folder}", (1, 8, 8), 0.25)
     config.write_text('{"_class_name": "ScoreSdeVeScheduler", "num_train_timesteps": 2000}')
-    with pytest.raises(UserError, match="its scheduler, ScoreSdeVeScheduler, has no betas"):
-        load_diffusion(f"diffusers:{folder}", (1, 8, 8), 0.25)
+    words = "its scheduler, ScoreSdeVeScheduler, has no betas"
+    refusal(load_diffusion, f"diffusers:{folder}", (1, 8, 8), 0.25, names=words)
 
 
-def test_model_that_does_not_fit_is_refused(saved):
-    for channels, changes, message in (
-        (1, {"num_class_embeds": 10}, "needs the class of an image"),
-        (3, {}, "takes images of 1 channels and returns 1"),
-    ):
-        _, _, folder = saved(**changes)
-        with pytest.raises(UserError, match=message):
-            load_diffusion(f"diffusers:{folder}", (channels, 8, 8), 0.25)
+def test_what_does_not_fit_a_damaged_folder_and_a_missing_package_are_one_line(
+    saved, tmp_path, monkeypatch
+):
+    def refused(folder: Path, words: str, channels: int = 1) -> None:
+        name = f"diffusers:{folder}"
+        refusal(load_diffusion, name, (channels, 8, 8), 0.25, names=words)
 
-
-def test_damaged_folder_and_missing_package_are_one_line(saved, tmp_path, monkeypatch):
+    refused(saved(num_class_embeds=10)[2], "needs the class of an image")
     _, _, folder = saved()
+    refused(folder, "takes images of 1 channels and returns 1", channels=3)
     (folder / "unet/diffusion_pytorch_model.safetensors").write_bytes(b"nothing")
-    for name, message in (
-        (folder, "cannot be read by diffusers"),
-        (tmp_path, "has no config.json"),
-    ):
-        with pytest.raises(UserError, match=message) as refusal:
-            load_diffusion(f"diffusers:{name}", (1, 8, 8), 0.25)
-        assert "\n" not in str(refusal.value)
+    refused(folder, "cannot be read by diffusers")
+    refused(tmp_path, "has no config.json")
     monkeypatch.setitem(sys.modules, "diffusers", None)
-    with pytest.raises(
-        UserError, match=r"needs the package diffusers: pip install 'smoothadv\[diffusers\]'$"
-    ):
-        load_diffusion(f"diffusers:{folder}", (1, 8, 8), 0.25)
+    refused(folder, "needs the package diffusers: pip install 'smoothadv[diffusers]'")

@@ -49,31 +49,20 @@ def plain_unet(w: dict[str, torch.Tensor], x: torch.Tensor, t: float, heads: int
         return F.conv2d(x, weight, bias, stride, weight.shape[-1] // 2)
 
     def norm(name: str, x: torch.Tensor) -> torch.Tensor:
-        parts = x.reshape(len(x), 32, -1)
-        mean, variance = parts.mean(2, keepdim=True), parts.var(2, keepdim=True, correction=0)
-        flat = ((parts - mean) / (variance + 1e-5).sqrt()).view_as(x)
-        return flat * w[f"{name}.weight"][:, None, None] + w[f"{name}.bias"][:, None, None]
-
-    def silu(x: torch.Tensor) -> torch.Tensor:
-        return x / (1 + (-x).exp())
+        return F.group_norm(x, 32, w[f"{name}.weight"], w[f"{name}.bias"], eps=1e-5)
 
     def twice(x: torch.Tensor) -> torch.Tensor:
         return x.repeat_interleave(2, 2).repeat_interleave(2, 3)
 
-    def half(x: torch.Tensor) -> torch.Tensor:
-        return (
-            x[:, :, ::2, ::2] + x[:, :, 1::2, ::2] + x[:, :, ::2, 1::2] + x[:, :, 1::2, 1::2]
-        ) / 4
-
     def residual(name: str, x: torch.Tensor, resample=lambda x: x) -> torch.Tensor:
-        h = layer(f"{name}.in_layers.2", resample(silu(norm(f"{name}.in_layers.0", x))))
-        e = layer(f"{name}.emb_layers.1", silu(embedding))[:, :, None, None]
+        h = layer(f"{name}.in_layers.2", resample(F.silu(norm(f"{name}.in_layers.0", x))))
+        e = layer(f"{name}.emb_layers.1", F.silu(embedding))[:, :, None, None]
         if e.shape[1] == 2 * h.shape[1]:
             scale, shift = e[:, : h.shape[1]], e[:, h.shape[1] :]
             h = norm(f"{name}.out_layers.0", h) * (1 + scale) + shift
         else:
             h = norm(f"{name}.out_layers.0", h + e)
-        h = layer(f"{name}.out_layers.3", silu(h))
+        h = layer(f"{name}.out_layers.3", F.silu(h))
         x = resample(x)
         return h + (
             layer(f"{name}.skip_connection", x) if f"{name}.skip_connection.weight" in w else x
@@ -112,14 +101,14 @@ def plain_unet(w: dict[str, torch.Tensor], x: torch.Tensor, t: float, heads: int
     width = w["time_embed.0.weight"].shape[1]
     angles = t * 10_000.0 ** (-torch.arange(width // 2, dtype=x.dtype) / (width // 2))
     embedding = torch.cat([angles.cos(), angles.sin()])[None]
-    embedding = layer("time_embed.2", silu(layer("time_embed.0", embedding)))
-    same = lambda x: x  # noqa: E731
+    embedding = layer("time_embed.2", F.silu(layer("time_embed.0", embedding)))
+    same, halved = nn.Identity(), nn.AvgPool2d(2)
     inputs = 1 + max(int(key.split(".")[1]) for key in w if key.startswith("input_blocks"))
     x, kept = layer("input_blocks.0.0", x), []
     kept.append(x)
     for number in range(1, inputs):
         halves = number in halving_stages(w, inputs)
-        x = stage(f"input_blocks.{number}", x, lambda _, halves=halves: half if halves else same)
+        x = stage(f"input_blocks.{number}", x, lambda _, halves=halves: halved if halves else same)
         kept.append(x)
     x = stage("middle_block", x, lambda _: same)
     for number in range(inputs):
@@ -128,7 +117,7 @@ def plain_unet(w: dict[str, torch.Tensor], x: torch.Tensor, t: float, heads: int
             torch.cat([x, kept.pop()], 1),
             lambda block: twice if block else same,
         )
-    return layer("out.2", silu(norm("out.0", x)))
+    return layer("out.2", F.silu(norm("out.0", x)))
 
 
 def halving_stages(w: dict[str, torch.Tensor], inputs: int) -> set[int]:
