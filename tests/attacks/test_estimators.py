@@ -32,14 +32,13 @@ from support.models import Recorder, network_with_state
 from support.slow_attacks import estimators_and_slow_ones, smooth_network
 
 SIGMA, CLASSES, DIMENSION = 0.5, 3, 5
-LABEL = torch.tensor([1])
 ESTIMATORS = estimators_and_slow_ones(SIGMA)
 
 
 @pytest.mark.parametrize("gap", [46.0, 50.0, 1e3, 1e6])
 def test_loss_has_a_gradient_however_improbable_the_label_is(gap):
     logits = torch.tensor([[[gap, 0.0], [gap + 1, 0.0]]], requires_grad=True)
-    loss = smoothed_loss(logits, LABEL)
+    loss = smoothed_loss(logits, torch.tensor([1]))
     (gradient,) = torch.autograd.grad(loss.sum(), logits)
     # Copies of label probability exp(-gap) and exp(-gap - 1), hence weights 1 / (1 + 1/e) and 1 /
     # (1 + e).
