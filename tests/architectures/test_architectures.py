@@ -113,13 +113,11 @@ def test_what_is_unknown_or_does_not_fit_the_images_is_refused(words, message):
         get_architecture(*words.split())
 
 
-LENET = {"conv1": (20, 1, 5, 5), "conv2": (50, 20, 5, 5), "fc1": (500, 800), "fc2": (10, 500)}
-
-
 def test_released_lenet_is_loaded_without_an_input_layer(tmp_path):
     random = torch.Generator().manual_seed(0)
     state = {}
-    for name, shape in LENET.items():
+    shapes = {"conv1": (20, 1, 5, 5), "conv2": (50, 20, 5, 5), "fc1": (500, 800), "fc2": (10, 500)}
+    for name, shape in shapes.items():
         state[f"1.{name}.weight"] = 0.1 * torch.randn(shape, generator=random)
         state[f"1.{name}.bias"] = torch.randn(shape[0], generator=random)
     path = tmp_path / "checkpoint.pth.tar"

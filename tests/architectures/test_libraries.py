@@ -29,12 +29,12 @@ PHOTOS = replace(
     image_shape=(3, 32, 32),
 )
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
-PACKAGES = {"timm": "timm", "hf": "transformers", "onnx": "onnxruntime"}
 
 
 def named(name: str, *more: object) -> object:
     """A case of a network by name, which needs its library."""
-    package = PACKAGES.get(name.partition(":")[0])
+    packages = {"timm": "timm", "hf": "transformers", "onnx": "onnxruntime"}
+    package = packages.get(name.partition(":")[0])
     return pytest.param(name, *more, marks=needs(package) if package else ())
 
 

@@ -16,7 +16,6 @@ from smoothadv.training.schedule import (
 )
 
 STEP = Schedule(epochs=150, batch=256, learning_rate=0.1, learning_rate_step=50)
-ONE_CYCLE = dataclasses.replace(STEP, epochs=10, learning_rate_shape="one-cycle")
 
 
 @pytest.mark.parametrize(
@@ -41,7 +40,7 @@ def test_one_cycle_rises_over_a_fifth_and_falls_to_nearly_zero_linearly(epochs, 
     """Over a thousand updates: each of the two parts is a straight line, sampled in the middle of
     each update.
     """
-    schedule = dataclasses.replace(ONE_CYCLE, epochs=epochs)
+    schedule = dataclasses.replace(STEP, epochs=epochs, learning_rate_shape="one-cycle")
     rates = [
         schedule.learning_rate_at(epoch, step, steps)
         for epoch in range(epochs)
