@@ -104,7 +104,7 @@ def test_models_of_several_networks(checkpoints, workplace):
     trained = list(checkpoints.values())
     stages = [(trained[0], SIGMA), (trained[1], 0.5)]
     for number, checkpoint in enumerate(trained[:2]):
-        counts = ("--max", 30, "--N", 20, "--N0", 10, "--split", "train", *ON)
+        counts = ("--max", 40, "--N", 50, "--N0", 10, "--split", "train", *ON)
         succeed("certify", "digits", checkpoint, stages[number][1], f"{number}.log", *counts)
     learned = ("--noise", 0.2, *QUICKLY, *ON, "--route", "0.log", "1.log")
     succeed("train", "digits", "digits_resnet8", "router", *learned)
