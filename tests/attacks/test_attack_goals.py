@@ -83,7 +83,7 @@ def test_more_restarts_never_do_worse_and_are_reproducible(name, aim):
         targets = (given[2] + 1) % CLASSES if aim == "a target" else None
         options = {"targets": targets, "target": "every" if aim == "every class" else None}
         before = np.full(EXAMPLES, -np.inf)
-        for restarts in (1, 2, 5) if aim == "away" else (1, 4):
+        for restarts in (1, 4):
             results = attacked(ATTACKS[name], given, restarts=restarts, **options)
             now = sign * losses(given, results, targets, hard=name == "hard Stein")
             assert (now >= before - 1e-12).all()
@@ -220,9 +220,9 @@ def test_each_example_stays_in_its_own_ball(name, options):
     results = attacked(ATTACKS[name], given, epsilon=epsilon, **options)
     assert ((results - given[1]).norm(dim=1) <= epsilon * (1 + 1e-9)).all()
     assert torch.equal(results[epsilon == 0], given[1][epsilon == 0])
-    for row, value in enumerate(epsilon.tolist()):
+    for row in (0, 2, 5):
         with_one_size = attacked(
-            ATTACKS[name], given, epsilon=torch.full_like(epsilon, value), **options
+            ATTACKS[name], given, epsilon=epsilon[row].expand(EXAMPLES), **options
         )
         assert torch.equal(with_one_size[row], results[row]), (
             "the sizes of the others do not matter"

@@ -149,7 +149,7 @@ def test_gradient_of_two_classes_in_closed_form_at_any_size_of_beta(beta, dtype)
 
 
 @pytest.mark.parametrize("attack", [PGD, DDN])
-@pytest.mark.parametrize("target", [None, 1, "runner-up", "least-likely", "random", "every"])
+@pytest.mark.parametrize("target", [None, "runner-up", "every"])
 def test_all_attacks_and_targets_take_it_and_restarts_compete_by_its_objective(attack, target):
     network, inputs, labels, _ = situation(3, 1, 0)
 

@@ -153,7 +153,7 @@ def test_each_result_is_the_same_bits_whatever_else_is_in_the_batch(situation, m
     for rows in (
         everyone,
         everyone[::-1],
-        *(chance.sample(everyone, count) for count in (2, 3, 5)),
+        *(chance.sample(everyone, count) for count in (2, 5)),
     ):
         assert torch.equal(batch_of(rows, situation, memory_format), expected[rows])
 
