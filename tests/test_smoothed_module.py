@@ -27,7 +27,6 @@ from support.models import (
 from support.slow_attacks import copy_probabilities, example_noise, slow_plug_in, smooth_network
 
 SIGMA, COPIES, CLASSES = 0.25, 7, 4
-PAGE = (CODE.parent / "docs/attack_libraries.md").read_text()
 
 
 def module(model=None, m: int = COPIES, sigma: float = SIGMA, **settings):
@@ -174,7 +173,9 @@ def test_example_of_each_library_keeps_to_its_budget(library, checkpoints, workp
     place = Path("models/quickstart/smoothadv/checkpoint.pth.tar")
     place.parent.mkdir(parents=True)
     place.symlink_to(checkpoints["PGD"])
-    setup, *examples, judge = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    setup, *examples, judge = re.findall(
+        r"(?ms)^```python\n(.*?)^```$", (CODE.parent / "docs/attack_libraries.md").read_text()
+    )
     (example,) = [text for text in examples if text.startswith(f"from {library}")]
     assert len(examples) == 4 and setup.count("0.5") == 1
     accuracies = []

@@ -1,21 +1,31 @@
 """Base classifiers: the published sizes, keys and initialisation, and the input layer in front of
-them.
+them. Denoisers: they keep the shape of images, fold, and load as they were released.
 """
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from scipy.stats import kstest
 from torch import nn
 from torch.nn import functional as F
 
 from smoothadv.architectures import ARCHITECTURES, get_architecture
+from smoothadv.architectures.denoisers import DENOISERS, Denoised, DnCNN, LocallySmoothed, Resized
 from smoothadv.base.errors import UserError
-from smoothadv.checkpoints import load_classifier
+from smoothadv.base.settings import FILTERS
 from smoothadv.datasets import describe_dataset
+from smoothadv.integer.network import IntegerNetwork
+from smoothadv.models import load as models_load
+from smoothadv.models.checkpoint import read_checkpoint
+from smoothadv.models.load import BaseClassifier, load_classifier, load_denoiser
+from smoothadv.models.spec import ModelSpec
+from smoothadv.voting.folding import fold
 from support.networks import settle_batch_norms
-from support.released import CIFAR_MEAN, CIFAR_STD, CifarResNet
+from support.refusals import refusal
+from support.released import CIFAR_MEAN, CIFAR_STD, randomise_batch_norms
 
 
 @pytest.mark.parametrize(
@@ -34,16 +44,6 @@ def test_sizes_are_the_published_ones(arch, dataset, parameters, entries):
     model = get_architecture(arch, dataset)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
     assert len(model.state_dict()) == entries
-
-
-@pytest.mark.parametrize("depth", [20, 56, 110])
-def test_state_dict_has_the_released_keys_and_shapes(depth):
-    released = {
-        f"1.{key}": tuple(value.shape) for key, value in CifarResNet(depth, 10).state_dict().items()
-    }
-    ours = get_architecture(f"cifar_resnet{depth}", "cifar10").state_dict()
-    assert {key: tuple(value.shape) for key, value in ours.items()} == released
-    assert {"1.conv1.weight", "1.layer2.0.downsample.0.weight", "1.fc.bias"} <= ours.keys()
 
 
 @pytest.mark.parametrize(
@@ -78,13 +78,10 @@ def test_convolutions_start_normal_with_variance_2_over_kernel_area_times_output
         assert is_alike or kstest(other, "norm").pvalue < 1e-6
 
 
-# Others are for images of any size.
-FITTING = {"lenet": "mnist", "resnet50": "imagenet"}
-
-
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_architecture_trains_on_a_dataset_that_it_fits(arch):
-    description = describe_dataset(FITTING.get(arch, "digits"))
+    fitting = {"lenet": "mnist", "resnet50": "imagenet"}  # others are for images of any size
+    description = describe_dataset(fitting.get(arch, "digits"))
     model = get_architecture(arch, description)
     images = torch.rand(2, *description.image_shape, generator=torch.Generator().manual_seed(0))
     logits = model(images)
@@ -116,13 +113,11 @@ def test_what_is_unknown_or_does_not_fit_the_images_is_refused(words, message):
         get_architecture(*words.split())
 
 
-LENET = {"conv1": (20, 1, 5, 5), "conv2": (50, 20, 5, 5), "fc1": (500, 800), "fc2": (10, 500)}
-
-
 def test_released_lenet_is_loaded_without_an_input_layer(tmp_path):
     random = torch.Generator().manual_seed(0)
     state = {}
-    for name, shape in LENET.items():
+    shapes = {"conv1": (20, 1, 5, 5), "conv2": (50, 20, 5, 5), "fc1": (500, 800), "fc2": (10, 500)}
+    for name, shape in shapes.items():
         state[f"1.{name}.weight"] = 0.1 * torch.randn(shape, generator=random)
         state[f"1.{name}.bias"] = torch.randn(shape[0], generator=random)
     path = tmp_path / "checkpoint.pth.tar"
@@ -164,3 +159,114 @@ def test_wide_resnet_is_the_published_function_of_its_weights():
     settle_batch_norms(model, images)
     expected = plain_wide_resnet(model[1].state_dict(), images)
     torch.testing.assert_close(model.eval()(images), expected)
+
+
+def trained_looking(name: str) -> nn.Module:
+    """A denoiser with random weights and statistics throughout, in eval mode."""
+    torch.manual_seed(0)
+    network = DENOISERS[name](describe_dataset("digits"))
+    randomise_batch_norms(network)
+    for weight in network.parameters():
+        if not weight.any():
+            nn.init.normal_(weight, 0, 0.05)
+    return network.eval()
+
+
+@pytest.mark.parametrize("name", DENOISERS)
+def test_denoiser_keeps_the_shape_treats_images_alone_and_begins_as_the_identity(name):
+    new, trained = DENOISERS[name](describe_dataset("digits")).eval(), trained_looking(name)
+    for height, width in ((8, 8), (9, 13), (17, 8)):
+        images = torch.randn(3, 1, height, width)
+        assert torch.equal(new(images), images)
+        denoised = trained(images)
+        assert denoised.shape == images.shape and not torch.allclose(denoised, images)
+        assert torch.allclose(trained(images[1:2]), denoised[1:2], atol=1e-5)
+
+
+def test_dncnn_is_the_image_minus_a_chain_of_convolutions():
+    network, images = trained_looking("digits_dncnn").double(), torch.randn(2, 1, 8, 8).double()
+    layers = network.state_dict()
+    hidden = F.relu(F.conv2d(images, layers["dncnn.0.weight"], layers["dncnn.0.bias"], padding=1))
+    for number in range(2, 20, 3):
+        hidden = F.conv2d(hidden, layers[f"dncnn.{number}.weight"], padding=1)
+        names = "running_mean", "running_var", "weight", "bias"
+        mean, variance, weight, bias = (
+            layers[f"dncnn.{number + 1}.{name}"][:, None, None] for name in names
+        )
+        hidden = F.relu((hidden - mean) / (variance + 1e-4).sqrt() * weight + bias)
+    hidden = F.conv2d(hidden, layers["dncnn.20.weight"], padding=1)
+    assert torch.allclose(network(images), images - hidden, atol=1e-12)
+
+
+def test_denoiser_and_classifier_are_folded_without_changing_the_function():
+    classifier = get_architecture("digits_resnet8", "digits")
+    randomise_batch_norms(classifier)
+    whole = Denoised(trained_looking("digits_dncnn"), classifier).eval().double()
+    images = torch.rand(4, 1, 8, 8).double()
+    folded = fold(whole, images[:1])
+    kinds = {type(module) for module in folded.modules()}
+    assert folded is not whole and nn.BatchNorm2d not in kinds
+    assert torch.allclose(folded(images), whole(images), atol=1e-9)
+    assert torch.equal(whole(images), whole.classifier(whole.denoiser(images)))
+
+
+@pytest.mark.parametrize(("arch", "prefix"), [("cifar_dncnn", ""), ("imagenet_dncnn", "module.")])
+def test_released_checkpoint_is_read(arch, prefix, tmp_path):
+    """By the names of the code of Salman et al. (2020)."""
+    network, path = DnCNN(3, 17, 64), tmp_path / "checkpoint.pth.tar"
+    randomise_batch_norms(network)
+    weights = {prefix + name: value for name, value in network.state_dict().items()}
+    torch.save({"epoch": 90, "arch": arch, "state_dict": weights, "optimizer": {}}, path)
+    loaded, content = load_denoiser(path, describe_dataset("cifar10"))
+    images = torch.rand(1, 3, 32, 32)
+    assert content["arch"] == arch and torch.equal(loaded(images), network.eval()(images))
+    refusal(load_classifier, path, "cifar10", names="is a denoiser: name it with --denoiser")
+    refusal(load_denoiser, path, describe_dataset("digits"), names="_dncnn for dataset 'digits'")
+
+
+@pytest.mark.parametrize(
+    "given", [{"denoiser": "any.pth.tar"}, {"resize": "16"}, {"local_noise": "0.25"}], ids=str
+)
+def test_network_of_integers_takes_nothing_before_it(given, monkeypatch):
+    integers = IntegerNetwork((1, 8, 8), 0, torch.zeros(1), ())
+    base = BaseClassifier(nn.Sequential(integers), {}, [])
+    monkeypatch.setattr(models_load, "_from_checkpoints", lambda spec, dataset: base)
+    flag = "--" + next(iter(given)).replace("_", "-")
+    spec = ModelSpec(model="any", dataset="digits", sigma=0.25, **given)
+    refusal(models_load.load, spec, names=f"whole grey levels: leave {flag} out")
+
+
+def test_classifier_is_no_denoiser_and_the_field_decides(tmp_path):
+    path, content = tmp_path / "c.pth.tar", {"epoch": 1, "arch": "digits_resnet8", "state_dict": {}}
+    torch.save(content, path)
+    refusal(read_checkpoint, path, True, names="is no denoiser: train_denoiser makes one")
+    torch.save({**content, "arch": "gone", "denoiser": True}, path)
+    refusal(read_checkpoint, path, True, names="unknown denoiser 'gone'")
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_images_are_resized_before_the_model_and_not_clipped(name):
+    """As Pillow resizes floats, channel by channel: with antialiasing, where images shrink, too."""
+    images = torch.rand(2, 3, 12, 9, generator=torch.Generator().manual_seed(0))
+    for side in (24, 5):
+        found = Resized(nn.Identity(), side, name)(images)
+        for image, small in zip(images.flatten(0, 1), found.flatten(0, 1)):
+            picture = Image.fromarray(image.numpy(), mode="F")
+            expected = picture.resize((side, side), Image.Resampling[name.upper()])
+            assert torch.allclose(small, torch.tensor(np.array(expected)), atol=1e-5)
+    edge = torch.zeros(1, 1, 4, 4)
+    edge[..., :2] = 1
+    larger = Resized(nn.Identity(), 16, "bicubic")(edge)
+    assert larger.min() < -0.01 and larger.max() > 1.01
+
+
+def test_local_noise_is_the_mean_of_the_probabilities_of_fixed_copies():
+    torch.manual_seed(0)
+    network, noise = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), torch.randn(5, 1, 4, 4)
+    images = torch.rand(7, 1, 4, 4)
+    smoothed = LocallySmoothed(network, noise)
+    for image, found in zip(images, smoothed(images)):
+        copies = torch.stack([network((image + one)[None])[0].softmax(0) for one in noise])
+        assert torch.allclose(found.exp(), copies.mean(0), atol=1e-6)
+    assert torch.equal(smoothed(images)[2:3], smoothed(images)[2:3])
+    assert not torch.allclose(found.exp(), network(images)[-1].softmax(0), atol=1e-3)

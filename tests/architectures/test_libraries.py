@@ -20,16 +20,21 @@ from smoothadv.models.load import classifier_digest
 from smoothadv.voting.classifier import optimized_for_inference
 from support.named_networks import NAMES, save_hf, save_onnx, small_network
 from support.optional import needs
+from support.refusals import refusal
 
-DIGITS = describe_dataset("digits")
-PHOTOS = replace(DIGITS, name="photos", class_names=("a", "b", "c", "d"), image_shape=(3, 32, 32))
+PHOTOS = replace(
+    describe_dataset("digits"),
+    name="photos",
+    class_names=("a", "b", "c", "d"),
+    image_shape=(3, 32, 32),
+)
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
-PACKAGES = {"timm": "timm", "hf": "transformers", "onnx": "onnxruntime"}
 
 
 def named(name: str, *more: object) -> object:
     """A case of a network by name, which needs its library."""
-    package = PACKAGES.get(name.partition(":")[0])
+    packages = {"timm": "timm", "hf": "transformers", "onnx": "onnxruntime"}
+    package = packages.get(name.partition(":")[0])
     return pytest.param(name, *more, marks=needs(package) if package else ())
 
 
@@ -167,16 +172,14 @@ def test_what_cannot_be_made_is_one_line(name, message):
 def test_missing_package_is_one_line(name, package, extra, monkeypatch):
     for module in [one for one in sys.modules if one.partition(".")[0] == package] + [package]:
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(
-        UserError, match=f"{name} needs the package {package}: pip install 'smoothadv.{extra}.'"
-    ):
-        library_network(name, pretrained=False)
+    words = f"{name} needs the package {package}: pip install 'smoothadv[{extra}]'"
+    refusal(library_network, name, pretrained=False, names=words)
 
 
 def test_missing_package_of_a_plug_in_is_called_by_its_own_name(monkeypatch):
     monkeypatch.setitem(LIBRARIES, "mine", lambda *made: import_module("nowhere"))
-    with pytest.raises(UserError, match="mine:x needs the package nowhere: pip install nowhere$"):
-        library_network("mine:x", pretrained=False)
+    words = "mine:x needs the package nowhere: pip install nowhere"
+    assert refusal(library_network, "mine:x", pretrained=False).endswith(words)
 
 
 @needs("timm")
@@ -213,10 +216,8 @@ def test_weights_that_cannot_be_fetched_are_one_line(name, images, monkeypatch):
     monkeypatch.setattr(timm, "create_model", unreachable)
     monkeypatch.setattr(models, "get_model", unreachable)
     advice = "--no-pretrained takes" if images is None else "leave --pretrained out"
-    with pytest.raises(
-        UserError, match=f"the weights of {name} cannot be had .no route.: {advice}"
-    ):
-        library_network(name, pretrained=True, images=images)
+    words = f"the weights of {name} cannot be had (no route): {advice}"
+    refusal(library_network, name, pretrained=True, images=images, names=words)
 
 
 def test_pretrained_network_keeps_all_but_a_last_layer_of_other_classes(monkeypatch):
@@ -247,8 +248,8 @@ def test_pretrained_network_keeps_all_but_a_last_layer_of_other_classes(monkeypa
 
 
 def test_pretrained_weights_are_of_libraries():
-    with pytest.raises(UserError, match="resnet50 is not of a library that has weights: .*timm"):
-        made_architecture("resnet50", PHOTOS, "normalize", True)
+    words = "resnet50 is not of a library that has weights: "
+    assert "timm" in refusal(made_architecture, "resnet50", PHOTOS, "normalize", True, names=words)
 
 
 @pytest.mark.parametrize("fixed", [False, True])
@@ -291,35 +292,27 @@ def test_digest_of_onnx_covers_weights_in_other_files(location, tmp_path):
     (tmp_path / "other.bin").write_bytes(b"no part of it")
     assert changed != before == digest()
     (tmp_path / location).unlink()
-    with pytest.raises(UserError, match="n.onnx: its weights cannot be read: .*No such file"):
-        digest()
+    refusal(digest, names="n.onnx: its weights cannot be read: ")
 
 
 def test_onnx_refuses_what_it_lacks(tmp_path):
     network = library_network(
         f"onnx:{save_onnx(tmp_path / 'n.onnx', small_network(), torch.rand(2, 3, 8, 8))}", True
     ).module
-    with pytest.raises(
-        UserError, match="no gradients: attack it with --gradient stein or hard-stein"
-    ):
-        network(torch.rand(2, 3, 8, 8, requires_grad=True))
-    with pytest.raises(UserError, match="computes in float32: leave --precision out"):
-        network(torch.rand(2, 3, 8, 8).bfloat16())
+    images = torch.rand(2, 3, 8, 8)
+    refusal(network, images.bfloat16(), names="computes in float32: leave --precision out")
+    words = "no gradients: attack it with --gradient stein or hard-stein"
+    refusal(network, images.requires_grad_(), names=words)
     with pytest.raises(ValueError, match="ONNX Runtime: .*"):
         network(torch.rand(2, 3, 9, 9))
     (tmp_path / "bad.onnx").write_text("no network")
-    for name, message in {
+    save_onnx(tmp_path / "flat.onnx", nn.Linear(4, 2), torch.rand(2, 4))
+    for name, words in {
         "bad.onnx": "cannot be had",
         "none.onnx": "there is no such file",
+        "flat.onnx": "expected float32 images [B, C, H, W] alone",
     }.items():
-        with pytest.raises(UserError, match=message):
-            library_network(f"onnx:{tmp_path / name}", pretrained=True)
-    flat = save_onnx(tmp_path / "flat.onnx", nn.Linear(4, 2), torch.rand(2, 4))
-    with pytest.raises(
-        UserError,
-        match=r"takes images tensor\(float\) .*expected float32 images \[B, C, H, W\] alone",
-    ):
-        library_network(f"onnx:{flat}", pretrained=True)
+        refusal(library_network, f"onnx:{tmp_path / name}", True, names=words)
 
 
 @needs("transformers")
@@ -351,19 +344,15 @@ def test_other_configuration_of_the_same_weights_is_another_classifier(tmp_path)
 def test_folder_that_lacks_a_last_layer_or_a_way_to_make_images_is_refused(tmp_path):
     from transformers import ResNetForImageClassification
 
-    with pytest.raises(UserError, match="needs channels in another order or on another scale"):
-        library_network(f"hf:{save_hf(tmp_path, do_flip_channel_order=True)}", pretrained=True)
+    save_hf(tmp_path, do_flip_channel_order=True)
+    words = "needs channels in another order or on another scale"
+    refusal(library_network, f"hf:{tmp_path}", True, names=words)
     ResNetForImageClassification.from_pretrained(save_hf(tmp_path, size=8)).resnet.save_pretrained(
         tmp_path
     )
-    with pytest.raises(
-        UserError,
-        match="has no weights of classifier.1.bias, classifier.1.weight: it is no trained",
-    ):
-        library_network(f"hf:{tmp_path}", pretrained=True)
-    with pytest.warns(
-        match="has no weights of classifier.1.bias, classifier.1.weight: these start at random"
-    ):
+    absent = "has no weights of classifier.1.bias, classifier.1.weight"
+    refusal(library_network, f"hf:{tmp_path}", True, names=f"{absent}: it is no trained")
+    with pytest.warns(match=f"{absent}: these start at random"):
         made_architecture(f"hf:{tmp_path}", PHOTOS, "normalize", True)
 
 

@@ -6,6 +6,7 @@ and a gradient, whether anything comes of them or not. An example that is advers
 is its own closest one.
 """
 
+import copy
 import functools
 import itertools
 import math
@@ -19,19 +20,14 @@ from torch import nn
 from smoothadv.attacks.ddn import DDN
 from support.models import Recorder, linear_classifier
 from support.released import randomise_batch_norms
-from support.slow_attacks import slow_plug_in
+from support.slow_attacks import copy_probabilities, slow_plug_in
 
 
-def majority(logits: torch.Tensor) -> int:
-    """The class that most of the copies [m, K] are given; the smallest of those that tie."""
-    votes = Counter(logits.argmax(1).tolist())
+def majority(model: Callable, point: torch.Tensor, noise: torch.Tensor) -> int:
+    """The class that most of the copies are given; the smallest of those that tie."""
+    votes = Counter(copy_probabilities(model, point, noise).argmax(1).tolist())
     most = max(votes.values())
     return min(label for label, count in votes.items() if count == most)
-
-
-def copies_of(point: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """An example [...] with each of its draws [m, ...]."""
-    return torch.stack([point + draw for draw in noise])
 
 
 def slow_ddn(
@@ -51,7 +47,7 @@ def slow_ddn(
     worst = torch.maximum(x, 1 - x).norm().item()
     best, best_norm = torch.zeros_like(x), worst
     for k in range(steps):
-        obeyed = majority(model(copies_of(x + v, noise)).detach()) == label
+        obeyed = majority(model, x + v, noise) == label
         adversarial = obeyed if targeted else not obeyed
         if adversarial and v.norm().item() < best_norm:
             best, best_norm = v, v.norm().item()
@@ -68,35 +64,8 @@ def slow_ddn(
     return x + best
 
 
-def slow_ddn_batch(
-    model: Callable, x: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor, *args, **kwargs
-):
-    """``slow_ddn`` of each example: [B, ...]"""
-    return torch.stack(
-        [slow_ddn(model, *example, *args, **kwargs) for example in zip(x, labels.tolist(), noise)]
-    )
-
-
-SHAPE, CLASSES = (1, 4, 4), 3
+SHAPE, CLASSES, KINDS = (1, 4, 4), 3, ("linear", "convolutional")
 EPSILON, INITIAL_NORM = 0.25, 0.25
-
-
-def linear() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(16, CLASSES))
-
-
-def convolutional() -> nn.Module:
-    layers = (
-        nn.Conv2d(1, 4, 3, padding=1),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        nn.Conv2d(4, 4, 3),
-        nn.ReLU(),
-    )
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, CLASSES))
-
-
-NETWORKS = {"linear": linear, "convolutional": convolutional}
 
 
 @functools.cache
@@ -108,19 +77,15 @@ def network(kind: str) -> nn.Module:
     """
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        made = NETWORKS[kind]().double().eval()
+        layers = [nn.Flatten(), nn.Linear(16, CLASSES)]
+        if kind == "convolutional":
+            first = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()
+            layers = [*first, nn.Conv2d(4, 4, 3), nn.ReLU(), *layers]
+        made = nn.Sequential(*layers).double().eval()
         randomise_batch_norms(made)
     with torch.no_grad():
         made[-1].bias -= made(drawn(200, 1)[0]).mean(0)
     return made.train()
-
-
-def in_eval_mode(model: nn.Module) -> nn.Module:
-    """The same weights, not the same object: the attack has to find the mode itself."""
-    with torch.random.fork_rng():
-        twin = NETWORKS["linear" if len(model) == 2 else "convolutional"]().double()
-    twin.load_state_dict(model.state_dict())
-    return twin.eval()
 
 
 def drawn(examples: int, copies: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,7 +96,7 @@ def drawn(examples: int, copies: int, seed: int = 0) -> tuple[torch.Tensor, torc
 
 
 def voted(model: nn.Module, x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    return torch.tensor([majority(model(copies_of(*each)).detach()) for each in zip(x, noise)])
+    return torch.tensor([majority(model, *each) for each in zip(x, noise)])
 
 
 def labels_such_that(adversarial: list[bool], votes: torch.Tensor, targeted: bool) -> torch.Tensor:
@@ -149,24 +114,26 @@ STARTS = {
     "one, adversarial": [True],
     "one, not adversarial": [False],
 }
-# Longer than the way to the farthest corner, which cuts it before the box does.
-FAR = {"initial_norm": 9.0}
 
 
 def both(kind: str, start: str, copies: int, steps: int, seed: int = 0, **options):
     """What the package and the slow implementation return, and the images."""
     model = network(kind)
     x, noise = drawn(len(STARTS[start]), copies, seed)
-    judge = in_eval_mode(model)
+    judge = copy.deepcopy(model).eval()  # the attack has to find the mode itself
     labels = labels_such_that(STARTS[start], voted(judge, x, noise), options.get("targeted", False))
     options = {"initial_norm": INITIAL_NORM, **options}
     quick = DDN(EPSILON, steps, **options)(model, x, labels, noise)
     assert model.training, "the attack gives the model its mode back"
-    return quick, slow_ddn_batch(judge, x, labels, noise, EPSILON, steps, **options), x
+    slow = [
+        slow_ddn(judge, *example, EPSILON, steps, **options)
+        for example in zip(x, labels.tolist(), noise)
+    ]
+    return quick, torch.stack(slow), x
 
 
 # Of 32 combinations 24, among which any two of the values meet.
-WAYS = list(itertools.product(NETWORKS, [False, True]))
+WAYS = list(itertools.product(KINDS, [False, True]))
 
 
 @pytest.mark.parametrize(
@@ -187,8 +154,16 @@ def test_result_is_that_of_the_pseudo_code(copies, steps, kind, targeted):
         assert torch.equal(quick[settled], x[settled])
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
-@pytest.mark.parametrize("options", [FAR, {"gamma": 0.3}], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        # Longer than the way to the farthest corner, which cuts it before the box does.
+        {"initial_norm": 9.0},
+        {"gamma": 0.3},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("steps", [2, 4, 10])
 def test_settings_mean_what_they_do_in_the_pseudo_code(kind, options, steps):
     for seed in range(3):
@@ -202,7 +177,9 @@ def test_every_iterate_but_the_last_needs_a_gradient(steps):
     x, noise = drawn(len(STARTS["mixed"]), 2)
     model, differentiable = Recorder(network("convolutional")), []
     model.register_forward_pre_hook(lambda *_: differentiable.append(torch.is_grad_enabled()))
-    labels = labels_such_that(STARTS["mixed"], voted(in_eval_mode(model.model), x, noise), False)
+    labels = labels_such_that(
+        STARTS["mixed"], voted(copy.deepcopy(model.model).eval(), x, noise), False
+    )
     DDN(EPSILON, steps, initial_norm=INITIAL_NORM)(model, x, labels, noise)
     assert differentiable == [*[True] * (steps - 1), False]
     assert {len(batch) for batch in model.batches} <= {2 * len(x)}

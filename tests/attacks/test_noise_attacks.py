@@ -11,10 +11,9 @@ from support.models import (
 )
 
 COPIES, CLASSES, STEPS, SIZE = 3, 3, 4, 0.6
-LABELS = torch.tensor([0, 1, 2, 1, 0])
+
 DRAWN = torch.randn(6, 5, 1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 X, NOISE = DRAWN[0].sigmoid(), 0.5 * DRAWN[1:4].transpose(0, 1) + 0.1
-TARGETS = (2 * DRAWN[4].flatten(1)[:, :CLASSES]).softmax(1) * torch.tensor([1, 1, 0])
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +54,17 @@ def slow_from_targets(model, image, target, noise, steps, size):
     return noise
 
 
-ATTACKS = [
-    (until_misclassified, slow_until_misclassified, LABELS),
-    (from_targets, slow_from_targets, TARGETS),
-]
 every_attack = pytest.mark.parametrize(
-    ("attack", "slow", "goals"), ATTACKS, ids=["sphere", "targets"]
+    ("attack", "slow", "goals"),
+    [
+        (until_misclassified, slow_until_misclassified, torch.tensor([0, 1, 2, 1, 0])),
+        (
+            from_targets,
+            slow_from_targets,
+            (2 * DRAWN[4].flatten(1)[:, :CLASSES]).softmax(1) * torch.tensor([1, 1, 0]),
+        ),
+    ],
+    ids=["sphere", "targets"],
 )
 
 

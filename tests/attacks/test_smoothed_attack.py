@@ -3,21 +3,21 @@ index alone.
 
 ``SmoothedAttack`` is compared with the plain attack on the noise it should draw, and with PGD done
 one copy at a time. Batches are checked bit for bit, with a model that answers differently in every
-shape of batch.
+shape of batch. Attacks on cascades and routers keep what changes the answer of all stages.
 """
 
 import functools
+import random
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
-from smoothadv.attacks import ATTACKS, SmoothedAttack
+from smoothadv.attacks import ATTACKS, SmoothedAttack, StagedAttack
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import Stein, expected_loss
 from smoothadv.attacks.pgd import PGD
+from smoothadv.attacks.smoothed_attack import Examples
 from smoothadv.noise import Purpose, derive_generator
 from support.fragile_models import ShapeSensitive
 from support.models import Recorder, network_with_state
@@ -25,7 +25,7 @@ from support.slow_attacks import batch_noise, estimators_and_slow_ones, slow_pgd
 
 SIGMA, CLASSES = 0.25, 4
 ESTIMATORS = estimators_and_slow_ones(SIGMA)
-SHAPES = [(6,), (1, 2, 3), (3, 4, 4)]
+
 estimators = pytest.mark.parametrize("name", ESTIMATORS)
 
 
@@ -47,7 +47,9 @@ def answers(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     return model.eval()(inputs).argmax(1)
 
 
-@pytest.mark.parametrize(("shape", "copies"), list(zip(SHAPES, (1, 5, 5))), ids=str)
+@pytest.mark.parametrize(
+    ("shape", "copies"), list(zip([(6,), (1, 2, 3), (3, 4, 4)], (1, 5, 5))), ids=str
+)
 @estimators
 def test_result_is_that_of_the_pseudo_code_on_the_noise_of_each_index(shape, copies, name):
     inputs, model, indices = drawn(shape)[0], network(shape), [7, 0, 123456, 3]
@@ -120,9 +122,7 @@ def convolutional() -> ShapeSensitive:
         return ShapeSensitive(nn.Sequential(*conv, nn.Flatten(), nn.Linear(54, CLASSES))).eval()
 
 
-def batch_of(
-    rows, situation: int, memory_format: torch.memory_format = torch.contiguous_format
-) -> torch.Tensor:
+def batch_of(rows, situation: int, memory_format: torch.memory_format) -> torch.Tensor:
     """The results for these examples, in this order."""
     inputs, labels = drawn((2, 8, 8), len(INDICES), dtype=torch.float32)
     inputs = inputs.contiguous(memory_format=memory_format)
@@ -136,41 +136,26 @@ def batch_of(
     return attack(model, inputs[rows], labels[rows], indices, epsilon=epsilon[rows])
 
 
-@functools.cache
-def apart(
-    situation: int, memory_format: torch.memory_format = torch.contiguous_format
-) -> torch.Tensor:
-    """The results for each example alone."""
-    return torch.cat([batch_of([row], situation, memory_format) for row in range(len(INDICES))])
-
-
-@settings(max_examples=50)
-@given(
-    st.lists(st.integers(0, len(INDICES) - 1), min_size=1, max_size=len(INDICES), unique=True),
-    st.integers(0, len(SITUATIONS) - 1),
+@pytest.mark.parametrize(
+    ("situation", "memory_format"),
+    [
+        *((situation, torch.contiguous_format) for situation in range(len(SITUATIONS))),
+        *[(situation, torch.channels_last) for situation in (0, 3, 4, 6)],
+    ],
 )
-def test_each_result_is_the_same_bits_whatever_else_is_in_the_batch(rows, situation):
-    assert torch.equal(batch_of(rows, situation), apart(situation)[rows])
-
-
-@pytest.mark.parametrize("situation", range(len(SITUATIONS)))
-def test_each_result_is_the_same_bits_in_the_whole_batch_and_backwards(situation):
-    for rows in (list(range(len(INDICES))), list(range(len(INDICES)))[::-1]):
-        assert torch.equal(batch_of(rows, situation), apart(situation)[rows])
-    assert (apart(situation) != drawn((2, 8, 8), len(INDICES), dtype=torch.float32)[0]).any(), (
-        "something happened"
-    )
-
-
-@pytest.mark.parametrize("situation", [0, 3, 4, 6])
-def test_each_result_is_the_same_bits_for_images_in_another_memory_format(situation):
+def test_each_result_is_the_same_bits_whatever_else_is_in_the_batch(situation, memory_format):
     """channels_last is how accelerators like their images: padding must not change the format of a
     pass.
     """
-    rows = list(range(len(INDICES)))
-    assert torch.equal(
-        batch_of(rows, situation, torch.channels_last), apart(situation, torch.channels_last)
-    )
+    everyone, chance = list(range(len(INDICES))), random.Random(situation)
+    expected = torch.cat([batch_of([row], situation, memory_format) for row in everyone])
+    assert (expected != drawn((2, 8, 8), len(INDICES), dtype=torch.float32)[0]).any()
+    for rows in (
+        everyone,
+        everyone[::-1],
+        *(chance.sample(everyone, count) for count in (2, 5)),
+    ):
+        assert torch.equal(batch_of(rows, situation, memory_format), expected[rows])
 
 
 @pytest.mark.parametrize("restarts, target", [(1, None), (2, None), (2, "every"), (1, "runner-up")])
@@ -205,3 +190,112 @@ def test_model_and_arguments_are_left_as_they_were(name, restarts, target):
     assert not result.requires_grad
     result.zero_()
     assert torch.equal(inputs, before[0]), "the result is the caller's own"
+
+
+class Plane(torch.nn.Module):
+    """Class 1 where the sum of all pixels is above ``bias``, else class 0."""
+
+    def __init__(self, bias: float, classes: int = 2) -> None:
+        super().__init__()
+        self.bias, self.classes = bias, classes
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        score = (images.flatten(1).sum(1, keepdim=True) - self.bias) * 5
+        others = torch.full((len(images), self.classes - 2), -100.0)
+        return torch.cat([-score, score, others], dim=1)
+
+
+# Their sum is 2; an attack of size epsilon changes it by up to 2 epsilon.
+GREY = torch.full((3, 1, 2, 2), 0.5)
+ALWAYS_0, ALWAYS_1 = Plane(50.0), Plane(-50.0)
+ZEROS = torch.zeros(3, dtype=torch.int64)
+
+
+def parts_of(count: int, sigma: float = 0.05, **options) -> list[SmoothedAttack]:
+    attack = PGD(epsilon=0.4, num_steps=10)
+    return [SmoothedAttack(attack, sigma, 16, seed=seed, **options) for seed in range(count)]
+
+
+def sums(found: torch.Tensor) -> list[float]:
+    return found.flatten(1).sum(1).tolist()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_router_is_attacked_where_its_stages_cannot_be(sign):
+    """Both stages are constant, of other classes: only the router can be moved."""
+    router = Plane(2 + 0.4 * sign)
+    stages = (ALWAYS_0, ALWAYS_1) if sign > 0 else (ALWAYS_1, ALWAYS_0)
+    attack = StagedAttack([*parts_of(2), *parts_of(1)], routes=True)
+    found = attack((*stages, router), GREY, ZEROS)
+    assert all(sign * (each - 2) > 0.4 for each in sums(found))
+    assert (found - GREY).flatten(1).norm(dim=1).max() <= 0.4 + 1e-5
+
+
+def test_a_stage_is_attacked_where_the_router_stays():
+    stage, router = Plane(2.4), Plane(50.0)  # which always chooses the first stage
+    found = StagedAttack([*parts_of(2), *parts_of(1)], routes=True)(
+        (stage, ALWAYS_1, router), GREY, ZEROS
+    )
+    assert min(sums(found)) > 2.4
+
+
+def test_targets_of_a_routers_attack_are_classes_of_the_stages():
+    """Class 2 is none of the router's."""
+    stages, router = (Plane(50.0, classes=3), Plane(-50.0, classes=3)), Plane(2.4)
+    targeted = StagedAttack([*parts_of(2, target=1), *parts_of(1)], routes=True)
+    targets = targeted.choose_targets((*stages, router), GREY, ZEROS)
+    assert targets.tolist() == [1, 1, 1]
+    assert min(sums(targeted((*stages, router), GREY, ZEROS, targets=targets))) > 2.4
+    labels = torch.full((3,), 2)
+    assert targeted((*stages, router), GREY, labels, targets=targets).shape == GREY.shape
+
+
+def test_a_cascade_is_attacked_at_the_stage_that_decides():
+    """The first stage decides for class 0 far below its plane: an attack on the second stage alone
+    changes nothing.
+    """
+    near, far = Plane(2.4), Plane(1.0)
+    attack = StagedAttack(parts_of(2), threshold=0.7)
+    assert min(sums(attack((near, ALWAYS_1), GREY, ZEROS))) > 2.4
+    # Class 1, which the first stage decides, is out of reach: the attack keeps to its ball.
+    assert min(sums(attack((far, near), GREY, torch.ones(3, dtype=torch.int64)))) > 1.0
+
+
+@pytest.mark.parametrize("targets", [None, ZEROS[:0]])
+@pytest.mark.parametrize("kind", ["cascade", "router"])
+def test_no_examples_have_no_adversarial_examples(kind, targets):
+    models = (Plane(2.4), ALWAYS_1, Plane(1.0))
+    attack = StagedAttack(parts_of(3), 0.7)
+    if kind == "router":
+        attack = StagedAttack([*parts_of(2), *parts_of(1)], routes=True)
+    for indices in (None, []):
+        found = attack(models, GREY[:0], ZEROS[:0], indices, targets=targets)
+        assert found.shape == GREY[:0].shape and found.dtype == GREY.dtype
+
+
+def test_memory_and_batches_are_those_of_all_parts():
+    parts, smaller = parts_of(3, batch=64), []
+    attack = StagedAttack(parts, routes=True)
+    attack.watch(smaller.append)
+    for each in parts:
+        each.on_smaller_batch(7)
+    parts[1].batch = 16
+    assert smaller == [7, 7, 7] and attack.batch == 16 and attack.examples_per_pass == 4
+
+
+@pytest.mark.parametrize(("threshold", "moved"), [(0.9, True), (0.6, False)])
+def test_an_undecided_stage_of_a_cascade_asks_the_next_one(threshold, moved):
+    """The first stage has 3/4 of its votes for class 0, everywhere; the second one is moved, and
+    what it says counts only where the first one decides nothing.
+    """
+
+    class Undecided(Plane):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            is_other = torch.arange(len(images)) % 4 == 0
+            score = torch.where(is_other, -5.0, 5.0) + 0 * images.flatten(1).sum(1)
+            return torch.stack([score, torch.zeros(len(images))], 1)
+
+    models = (Undecided(0.0), Plane(2.4))
+    attack = StagedAttack(parts_of(2), threshold)
+    found = attack(models, GREY, ZEROS)
+    assert (attack.lead(models, Examples(found, ZEROS, None)) < 0).all() == moved

@@ -26,7 +26,7 @@ from support.diffusion import small_unet
 from support.verifier import script as script
 from support.verifier import verdict
 
-QUICK = ["--device", "cpu", "--N", 200, "--max", 6]
+QUICK = ["--device", "cpu", "--N", 100, "--max", 4]
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +37,12 @@ def unet(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("options", "step", "draws_its_noise"),
     [
-        ([], 1158, True),
         (["--sound"], 1158, True),
-        (["--timestep", "nearest", "--sound"], 1158, False),
+        (["--timestep", "nearest"], 1158, False),
         (["--timestep", 1300], 1300, False),
         (["--resize", "8:bilinear", "--local-noise", "0.1:3"], 1158, True),
     ],
-    ids=["released", "sound", "nearest", "number", "resized"],
+    ids=["sound", "nearest", "number", "resized"],
 )
 def test_log_says_which_step_and_is_repeated_verified_and_attacked(
     options, step, draws_its_noise, unet, checkpoint, workplace, capsys, script
@@ -60,11 +59,11 @@ def test_log_says_which_step_and_is_repeated_verified_and_attacked(
     assert ("noise_sd" in facts) == draws_its_noise
     assert facts.get("noise_sd", 0.25) == pytest.approx(0.25, abs=0.0002)
     assert ("local_noise" in settings) == ("resize" in settings) == ("--resize" in options)
-    outcome = call(capsys, "certify", "verify", "log.tsv", "--rows", 4, "--device", "cpu")
+    outcome = call(capsys, "certify", "verify", "log.tsv", "--rows", 2, "--device", "cpu")
     assert outcome.code == 0 and "all are equal" in outcome.out
     assert verdict(script, Path("log.tsv"), capsys)[0]
     assert call(capsys, "analyze", "summary", "log.tsv").code == 0
-    attack = ["digits", checkpoint, 0.25, "out", "--N", 100, "--num-steps", 2, "--device", "cpu"]
+    attack = ["digits", checkpoint, 0.25, "out", "--N", 50, "--num-steps", 2, "--device", "cpu"]
     attack += ["--num-noise-vec", 2, "--against", "log.tsv", *behind]
     attack += [word for word in options if word != "--sound"]
     outcome = call(capsys, "attack", *attack)
@@ -101,7 +100,7 @@ def test_noise_is_that_of_the_step_and_the_radius_that_of_sigma(unet, checkpoint
     assert (
         voter.noise.sigma == pytest.approx(0.3) and voter.base.settings["denoiser"]["timestep"] == 2
     )
-    options = {"sigma": 0.25, "n": 200, "limit": 30, "device": "cpu"}
+    options = {"sigma": 0.25, "n": 200, "limit": 8, "device": "cpu"}
     found = smoothadv.certify(checkpoint, "digits", denoiser=spec.denoiser, **options)
     certified = found[found.predict >= 0]
     assert len(certified) and all(
@@ -152,22 +151,13 @@ def test_module_is_trained_and_certified_behind_it_on_resized_images(unet, workp
 
 
 @pytest.fixture
-def faulty(unet, workplace) -> dict[str, Path]:
+def faulty(unet, workplace) -> None:
     """Files that are no model of this kind, by what is wrong with them."""
     weights = torch.load(unet, weights_only=True)
-    files = {
-        "truncated": unet.read_bytes()[:5000],
-        "text": b"no pickle",
-        "empty": b"",
-    }
-    for name, content in files.items():
-        (workplace / name).write_bytes(content)
+    (workplace / "truncated").write_bytes(unet.read_bytes()[:5000])
     made = {
-        "classes": {**weights, "label_emb.weight": torch.zeros(10, 128)},
         "another": {"state_dict": weights},
-        "half": {name: weights[name] for name in [*weights][:40]},
         "more": {**weights, "ema.weight": torch.zeros(3)},
-        "list": [1, 2],
         "numbered": {0: torch.zeros(1)},
         "whole": {name: weight.long() for name, weight in weights.items()},
         "narrow": {
@@ -175,7 +165,6 @@ def faulty(unet, workplace) -> dict[str, Path]:
             for name, weight in weights.items()
         },
         "damaged": {**weights, "out.2.weight": weights["out.2.weight"] * math.nan},
-        "holed": {name: one for name, one in weights.items() if name != "middle_block.1.norm.bias"},
         "flat": {**weights, "time_embed.0.weight": torch.zeros(128)},
         "colour": OpenAIUNet(Shape(3, 6, 32, (32, 32), 1, (False, True), True, False)).state_dict(),
         "odd": OpenAIUNet(Shape(1, 2, 32, (32,) * 5, 1, (False,) * 5, True, False)).state_dict(),
@@ -192,15 +181,9 @@ def faulty(unet, workplace) -> dict[str, Path]:
         (["openai"], ["names no file: write openai:FILE.pt or diffusers:FOLDER"]),
         (["UNET.pt"], ["not the name of their architecture: --denoiser openai:"]),
         (["openai:damaged"], ["--denoiser openai:damaged makes an image with NaN"]),
-        (["openai:holed"], ["is no U-Net of OpenAI's", "lacks middle_block.1.norm.bias"]),
         (["openai:truncated"], ["openai:truncated", "cannot be read"]),
-        (["openai:text"], ["openai:text", "cannot be read"]),
-        (["openai:empty"], ["openai:empty", "cannot be read"]),
-        (["openai:classes"], ["needs the class of an image"]),
         (["openai:another"], ["is no state dict of"]),
-        (["openai:half"], ["openai:half"]),
         (["openai:more"], ["ema.weight", "expected no such weight"]),
-        (["openai:list"], ["is no state dict of"]),
         (["openai:numbered"], ["is no state dict of"]),
         (["openai:whole"], ["is no state dict of"]),
         (["openai:narrow"], ["is no U-Net of OpenAI's", "divisible"]),

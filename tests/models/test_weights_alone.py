@@ -99,15 +99,6 @@ def test_each_form_gives_the_logits_of_the_checkpoint(checkpoint, weights, tmp_p
         assert not torch.equal(other(images), ours(images))
 
 
-def test_rows_and_verification_are_those_of_the_checkpoint(checkpoint, weights, workplace):
-    torch.save(weights, "file")
-    options = ("--arch", "digits_resnet8", "--input-layer", "normalize")
-    succeed("certify", "digits", checkpoint, "0.25", "checkpoint.tsv", *NUMBERS)
-    succeed("certify", "digits", "file", "0.25", "log.tsv", *NUMBERS, *options)
-    assert timeless(Path("log.tsv")) == timeless(Path("checkpoint.tsv"))
-    succeed("certify", "verify", "log.tsv")
-
-
 def test_architecture_of_a_plugin_is_taken_where_the_plugin_is_named(workplace, capsys):
     Path("mine.py").write_text(NETWORK)
     state = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).state_dict()
@@ -230,15 +221,15 @@ def test_what_is_recorded_or_ambiguous_is_not_guessed(weights, tmp_path, case):
         load_classifier(tmp_path / "file", "digits", "normalize", "digits_resnet8")
 
 
-def test_one_of_several_sets_of_weights_is_chosen(checkpoint, weights, workplace):
+def test_one_of_several_sets_of_weights_has_the_rows_of_the_checkpoint(
+    checkpoint, weights, workplace
+):
     other = {key: value * 2 for key, value in weights.items()}
     torch.save({"state_dict": other, "ema": {"shadow": weights}}, "file")
-    torch.save(weights, "alone")
-    options = ("--arch", "digits_resnet8", "--input-layer", "normalize")
-    succeed("certify", "digits", "alone", "0.25", "alone.tsv", *NUMBERS, *options)
-    options += ("--weights", "ema.shadow")
+    options = ("--arch", "digits_resnet8", "--input-layer", "normalize", "--weights", "ema.shadow")
+    succeed("certify", "digits", checkpoint, "0.25", "checkpoint.tsv", *NUMBERS)
     succeed("certify", "digits", "file", "0.25", "log.tsv", *NUMBERS, *options)
-    assert timeless(Path("log.tsv")) == timeless(Path("alone.tsv"))
+    assert timeless(Path("log.tsv")) == timeless(Path("checkpoint.tsv"))
     assert recorded_settings(Path("log.tsv"))["weights_given"] == "ema.shadow"
     succeed("certify", "verify", "log.tsv")
     for folder, start in (("one", [checkpoint]), ("two", ["file", *options[-2:]])):

@@ -1,51 +1,63 @@
 """However training is executed - compiled, in bfloat16, channels last - it trains the same up to
-rounding.
+rounding. Behind a frozen denoiser it trains its composition with the classifier, of which only the
+classifier changes; and what else an update does to gradients.
 """
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from smoothadv.architectures import get_architecture
+from smoothadv.architectures.denoisers import Denoised
 from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.estimators import plug_in
 from smoothadv.base.distributed import Processes
+from smoothadv.datasets import describe_dataset
+from smoothadv.datasets.images import InMemoryImages
+from smoothadv.noise import Purpose
+from smoothadv.objectives.ft_cadis import FTCADIS
+from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training.execution import Execution
 from smoothadv.training.update import Address, Update
 from support.compiler import needs_compiler
 from support.compiler import own_compiler_cache as own_compiler_cache
+from support.models import Recorder
 from support.networks import settle_batch_norms
 
 CPU, FULL, LAST = torch.device("cpu"), torch.contiguous_format, torch.channels_last
-OBJECTIVE = SmoothAdv(ATTACKS["PGD"](0.5, 2), 0.25, 2, warmup=0)
+SIGMA, RATE = 0.25, 0.1
+OBJECTIVES = {
+    "gaussian": Gaussian(SIGMA),
+    "smoothadv": SmoothAdv(ATTACKS["PGD"](0.5, 2), SIGMA, 2, warmup=0),
+    "ft-cadis": FTCADIS(SIGMA, num_noise_vec=3, noise_steps=2),
+}
 IMAGES = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 2, 1, 0, 3])
 
 
-class SmallNetwork(nn.Module):
-    """One block of a residual network with softplus, whose slope does not leap where rounding
-    decides.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
-        self.conv2, self.bn2 = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
-        self.fc = nn.Linear(4, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        maps = nn.functional.softplus(self.bn1(self.conv1(x)))
-        return self.fc(nn.functional.softplus(self.bn2(self.conv2(maps)) + maps).mean((2, 3)))
+def small_network() -> nn.Module:
+    """With softplus, whose slope does not leap where rounding decides."""
+    layers = [
+        nn.Conv2d(1, 4, 3, padding=1, bias=False),
+        nn.BatchNorm2d(4),
+        nn.Softplus(),
+        nn.Conv2d(4, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.Softplus(),
+        nn.AvgPool2d(8),
+        nn.Flatten(),
+        nn.Linear(4, 10),
+    ]
+    return nn.Sequential(nn.Identity(), nn.Sequential(*layers))
 
 
 def network(execution: Execution, arch: str | None = None) -> nn.Module:
     torch.manual_seed(0)
-    model = (
-        get_architecture(arch, "digits") if arch else nn.Sequential(nn.Identity(), SmallNetwork())
-    )
+    model = get_architecture(arch, "digits") if arch else small_network()
     settle_batch_norms(model, IMAGES)
     return execution.prepare(model, CPU)
 
@@ -53,18 +65,22 @@ def network(execution: Execution, arch: str | None = None) -> nn.Module:
 def updater(execution: Execution, arch: str | None = None) -> Update:
     model = network(execution, arch)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-4)
-    return Update(model, OBJECTIVE, optimizer, execution, Processes(), CPU, IMAGES[:2], len(IMAGES))
-
-
-def channels_last(images: torch.Tensor) -> torch.Tensor:
-    """The images in the memory format of the datasets."""
-    return images.contiguous(memory_format=torch.channels_last)
+    return Update(
+        model,
+        OBJECTIVES["smoothadv"],
+        optimizer,
+        execution,
+        Processes(),
+        CPU,
+        IMAGES[:2],
+        len(IMAGES),
+    )
 
 
 def train(update: Update, steps: int = 2) -> list[float]:
     """The loss of each of ``steps`` updates."""
     sums = [
-        update(channels_last(IMAGES), LABELS, torch.arange(6), Address(1, 0, step))
+        update(IMAGES.contiguous(memory_format=LAST), LABELS, torch.arange(6), Address(1, 0, step))
         for step in range(steps)
     ]
     return [float(each[0] / each[2]) for each in sums]
@@ -91,7 +107,7 @@ def test_compiled_training_is_eager_training(own_compiler_cache):
     estimates = []
     for update in (compiled, eager):
         update.refresh_folded()
-        estimates.append(plug_in(update.folded.eval(), channels_last(IMAGES), LABELS, noise))
+        estimates.append(plug_in(update.folded.eval(), IMAGES, LABELS, noise))
     ours, theirs = estimates
     torch.testing.assert_close(ours.logits, theirs.logits, rtol=0, atol=1e-4)
     torch.testing.assert_close(ours.gradient, theirs.gradient, rtol=0, atol=1e-4)
@@ -99,21 +115,8 @@ def test_compiled_training_is_eager_training(own_compiler_cache):
 
     # The smaller last batch of an epoch runs uncompiled, with the same weights.
     for update in (compiled, eager):
-        update(channels_last(IMAGES[:5]), LABELS[:5], torch.arange(5), Address(1, 0, 9))
+        update(IMAGES[:5], LABELS[:5], torch.arange(5), Address(1, 0, 9))
     assert largest_difference(compiled.model, eager.model) < 1e-4
-
-
-class Calls(nn.Module):
-    """A module whose Python code runs whenever it is not compiled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(2.0))
-        self.shapes: list[tuple[int, ...]] = []
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        self.shapes.append(tuple(images.shape))
-        return images * self.scale
 
 
 def test_other_sizes_than_those_of_batches_run_uncompiled(monkeypatch):
@@ -125,15 +128,17 @@ def test_other_sizes_than_those_of_batches_run_uncompiled(monkeypatch):
         return lambda images: (reached.append(tuple(images.shape)), module(images))[1]
 
     monkeypatch.setattr(torch, "compile", compile)
-    module = Calls()
+    module = Recorder(nn.Linear(2, 3))
     compiled = Execution(compile=True).compiled(module, {4, 8})
     # In whatever order: a resumed run may begin with the smaller last batch of an epoch.
     shapes = [(3, 2), (4, 2), (4, 2), (3, 2), (8, 2), (5, 2), (4, 2)]
     for shape in shapes:
-        assert torch.equal(compiled(torch.ones(shape)), torch.full(shape, 2.0))
-    assert reached == [(4, 2), (4, 2), (8, 2), (4, 2)] and module.shapes == shapes
-    assert list(compiled.state_dict()) == ["module.scale"], "each weight once"
-    assert [parameter is module.scale for parameter in compiled.parameters()] == [True]
+        assert torch.equal(compiled(torch.ones(shape)), module.model(torch.ones(shape)))
+    assert reached == [(4, 2), (4, 2), (8, 2), (4, 2)]
+    assert [batch.shape for batch in module.batches] == shapes
+    names = ["module.model.weight", "module.model.bias"]
+    assert list(compiled.state_dict()) == names, "each weight once"
+    assert next(compiled.parameters()) is module.model.weight
     assert Execution(compile=False).compiled(module, {4}) is module
 
 
@@ -161,7 +166,7 @@ def test_bfloat16_trains_nearly_the_same_with_weights_in_float32(arch):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_convolutions_compute_in_the_precision_and_the_loss_in_float32(precision):
     update, dtypes = updater(Execution(precision)), []
-    update.model[1].conv2.register_forward_hook(
+    update.model[1][3].register_forward_hook(
         lambda module, inputs, output: dtypes.append(output.dtype)
     )
     (loss,) = train(update, steps=1)
@@ -208,3 +213,87 @@ def test_synchronized_norm_replaces_the_layers_and_keeps_the_model():
     assert synchronized.state_dict().keys() == plain.state_dict().keys()
     with torch.no_grad():
         torch.testing.assert_close(synchronized.eval()(IMAGES), plain.eval()(IMAGES))
+
+
+def denoiser_and_classifier() -> tuple[nn.Module, nn.Module]:
+    """A denoiser, which would be another one in train mode, and a classifier."""
+    torch.manual_seed(2)
+    denoiser = nn.Sequential(nn.Conv2d(1, 1, 3, padding=1), nn.BatchNorm2d(1), nn.Tanh())
+    denoiser[1].running_var.fill_(0.5)
+    classifier = nn.Sequential(nn.Identity(), nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    return denoiser.double().eval().requires_grad_(False), classifier.double()
+
+
+def update_of(objective, denoiser, classifier, **more) -> Update:
+    optimizer = torch.optim.SGD(classifier.parameters(), RATE)
+    example = IMAGES[:2].to(next(classifier.parameters()).dtype)
+    given = classifier, objective, optimizer, Execution(), Processes(), CPU, example
+    return Update(*given, images_at_a_time=4, denoiser=denoiser, **more)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_it_is_the_training_of_the_composition(name):
+    """By hand, one micro-batch after the other; ft-cadis moves what the denoiser leaves."""
+    denoiser, classifier = denoiser_and_classifier()
+    before, objective = copy.deepcopy(denoiser.state_dict()), OBJECTIVES[name]
+    other, address = copy.deepcopy(classifier), Address(3, 20, 5)
+    update = update_of(objective, denoiser, classifier)
+    sums = update(IMAGES.double(), LABELS, torch.arange(6), address)
+    generator = address.generator(CPU, Purpose.OBJECTIVE)
+    batch = objective.batch(IMAGES.double(), LABELS, 20, generator, 6)
+    composed, choices = Denoised(denoiser, other), address.generator(CPU, Purpose.ATTACK_CHOICES, 0)
+    total = 0.0
+    for part in (slice(0, 4), slice(4, 6)):
+        one, seen = batch.part(part), composed
+        if name == "ft-cadis":
+            noisy = (one.images[:, None] + one.noise).flatten(0, 1)
+            left = denoiser(noisy).unflatten(0, one.noise.shape[:2]) - one.images[:, None]
+            one, seen = replace(one, noise=left), other
+        loss = objective.loss(seen, one, objective.attacked(seen, one, choices)).loss
+        (loss * len(one.images) / 6).backward()
+        total += loss.item() * len(one.images) * objective.copies
+    torch.optim.SGD(other.parameters(), RATE).step()
+    for ours, theirs in zip(classifier.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    assert sums[0].item() == pytest.approx(total)
+    alone = update_of(objective, None, denoiser_and_classifier()[1])
+    assert alone(IMAGES.double(), LABELS, torch.arange(6), address)[0].item() != pytest.approx(
+        total
+    )
+    assert not denoiser.training and all(
+        torch.equal(value, before[key]) for key, value in denoiser.state_dict().items()
+    )
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_evaluation_is_behind_the_denoiser(name):
+    """Also that of an objective that is trained on what the denoiser leaves."""
+    denoiser, classifier = (network.float() for network in denoiser_and_classifier())
+    grey = (255 * IMAGES).to(torch.uint8)
+    with torch.no_grad():
+        answers = Denoised(denoiser, classifier)(grey / 255).argmax(1)
+        assert (classifier(grey / 255).argmax(1) != answers).any(), "a control"
+    images = InMemoryImages(grey, answers, describe_dataset("digits"))
+    update = update_of(OBJECTIVES[name], denoiser, classifier)
+    found = update.evaluate(images, torch.arange(6), 6, Address(3, 20, 5))
+    assert found["test_clean_accuracy"] == 1
+
+
+@pytest.mark.parametrize("most", [1e-3, 1e9])
+def test_gradient_of_each_tensor_is_clipped_to_the_norm(most):
+    """The weights change by that; a large norm changes nothing."""
+    denoiser, classifier = denoiser_and_classifier()
+    start = copy.deepcopy(classifier)
+    plain = copy.deepcopy(classifier)
+    update_of(OBJECTIVES["gaussian"], denoiser, plain)(
+        IMAGES.double(), LABELS, torch.arange(6), Address(3, 20, 5)
+    )
+    update = update_of(OBJECTIVES["gaussian"], denoiser, classifier, clip_gradients=most)
+    update(IMAGES.double(), LABELS, torch.arange(6), Address(3, 20, 5))
+    for first, free, clipped in zip(
+        start.parameters(), plain.parameters(), classifier.parameters(), strict=True
+    ):
+        step, wanted = (clipped - first) / RATE, (free - first) / RATE
+        assert wanted.norm() > 1e-3, "a control"
+        expected = wanted * min(1.0, most / (wanted.norm().item() + 1e-6))
+        torch.testing.assert_close(step, expected, rtol=1e-6, atol=1e-12)

@@ -31,7 +31,6 @@ SHORT = [
     "--evaluate-images",
     20,
 ]
-SMOOTHADV = ["--attack", "PGD", "--epsilon", 0.25, "--num-steps", 1, "--warmup", 1]
 
 
 def network() -> IntegerNetwork:
@@ -40,10 +39,12 @@ def network() -> IntegerNetwork:
     return quantized(model, grey_images(48, (1, 8, 8)))
 
 
-def finetune(capsys, integers, folder, *options, command: str = "train_pgd"):
-    attack = SMOOTHADV if command == "train_pgd" else []
+def finetune(capsys, integers, folder, *options):
+    attack = ["--attack", "PGD", "--epsilon", 0.25, "--num-steps", 1, "--warmup", 1]
     options = ["--epochs", 2, "--lr", 0.01, "--pretrained-model", integers, *options]
-    return call(capsys, command, *DIGITS, folder, *SHORT, *attack, "--finetune-quantized", *options)
+    return call(
+        capsys, "train_pgd", *DIGITS, folder, *SHORT, *attack, "--finetune-quantized", *options
+    )
 
 
 def test_parameters_stand_for_the_same_integers():

@@ -31,8 +31,11 @@ from smoothadv.training.update import Address, Update
 from support.trainings import KnownShares
 
 CPU = torch.device("cpu")
-ATTACK = ATTACKS["PGD"](0.5, 3)
-FIRST = {"gaussian": Gaussian(0.25), "smoothadv": SmoothAdv(ATTACK, 0.25, 2, warmup=0)}
+
+FIRST = {
+    "gaussian": Gaussian(0.25),
+    "smoothadv": SmoothAdv(ATTACKS["PGD"](0.5, 3), 0.25, 2, warmup=0),
+}
 OBJECTIVES = {
     **FIRST,
     **{name: KINDS[name](noise_sd=0.25) for name in KINDS if name not in FIRST},

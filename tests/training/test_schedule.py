@@ -16,17 +16,17 @@ from smoothadv.training.schedule import (
 )
 
 STEP = Schedule(epochs=150, batch=256, learning_rate=0.1, learning_rate_step=50)
-ONE_CYCLE = dataclasses.replace(STEP, epochs=10, learning_rate_shape="one-cycle")
-
-
-OTHER_STEPS = {"learning_rate": 0.4, "learning_rate_step": 3, "learning_rate_factor": 0.5}
 
 
 @pytest.mark.parametrize(
     ("settings", "step", "rates"),
     [
         *(({}, step, [0.1] * 50 + [0.01] * 50 + [0.001] * 50) for step in (0, 195)),
-        (OTHER_STEPS, 0, [0.4] * 3 + [0.2] * 3 + [0.1] * 3 + [0.05]),
+        (
+            {"learning_rate": 0.4, "learning_rate_step": 3, "learning_rate_factor": 0.5},
+            0,
+            [0.4] * 3 + [0.2] * 3 + [0.1] * 3 + [0.05],
+        ),
     ],
 )
 def test_steps_divide_the_learning_rate_after_so_many_epochs(settings, step, rates):
@@ -40,7 +40,7 @@ def test_one_cycle_rises_over_a_fifth_and_falls_to_nearly_zero_linearly(epochs, 
     """Over a thousand updates: each of the two parts is a straight line, sampled in the middle of
     each update.
     """
-    schedule = dataclasses.replace(ONE_CYCLE, epochs=epochs)
+    schedule = dataclasses.replace(STEP, epochs=epochs, learning_rate_shape="one-cycle")
     rates = [
         schedule.learning_rate_at(epoch, step, steps)
         for epoch in range(epochs)

@@ -138,19 +138,12 @@ def test_training_that_is_resumed_within_its_first_epoch_is_one_run(name, tmp_pa
 
 
 @needs("mlflow")
-def test_training_begun_anew_is_another_run(tmp_path):
-    folder = tmp_path / "run"
+def test_training_begun_anew_is_another_run_also_in_another_place_of_mlflow(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
     for _ in range(2):
         options = ("--epochs", 1, "--track", "mlflow", "--overwrite")
-        succeed("train", *DIGITS, folder, *SHORT, *options)
-    assert len(runs_of_mlflow(folder)[1]) == 2
-
-
-@needs("mlflow")
-def test_another_place_of_mlflow_is_taken(tmp_path, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "elsewhere").as_uri())
-    succeed("train", *DIGITS, tmp_path / "run", *SHORT, "--epochs", 1, "--track", "mlflow")
-    assert (tmp_path / "elsewhere").is_dir() and not (tmp_path / "run/mlruns").exists()
+        succeed("train", *DIGITS, tmp_path / "run", *SHORT, *options)
+    assert len(runs_of_mlflow(tmp_path)[1]) == 2 and not (tmp_path / "run/mlruns").exists()
 
 
 class Noted(Tracker):
