@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -255,6 +255,7 @@ tables = st.dictionaries(
 )
 
 
+@settings(max_examples=40)
 @given(
     tables,
     st.sets(st.integers(0, 9), max_size=4),

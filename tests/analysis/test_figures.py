@@ -4,7 +4,7 @@ every cell of a heat map says the best of its logs, and those without a log look
 
 import math
 import re
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -361,12 +361,12 @@ def texts_of(figure: Figure) -> list[Text]:
 def unreadable(figure: Figure) -> list[str]:
     """Texts that leave the picture or touch each other, and numbers wider than their cells."""
     figure.draw_without_rendering()
-    boxes = [(text.get_text(), text.get_window_extent()) for text in texts_of(figure)]
-    faults = [f"{text} is cut off" for text in cut_off(figure, texts_of(figure))]
-    for (one, first), (other, second) in combinations(boxes, 2):
-        if min(first.x1, second.x1) - max(first.x0, second.x0) > 0.5:
-            if min(first.y1, second.y1) - max(first.y0, second.y0) > 0.5:
-                faults.append(f"{one} touches {other}")
+    texts = texts_of(figure)
+    faults = [f"{text} is cut off" for text in cut_off(figure, texts)]
+    low, high = np.array([text.get_window_extent().get_points() for text in texts]).swapaxes(0, 1)
+    shared = np.minimum(high[:, None], high) - np.maximum(low[:, None], low)
+    touching = np.argwhere(np.triu((shared > 0.5).all(axis=2), 1))
+    faults += [f"{labels(texts)[one]} touches {labels(texts)[other]}" for one, other in touching]
     for panel in panels_of(figure):
         for text in panel.texts:
             x, y = text.get_position()
@@ -395,7 +395,7 @@ def unreadable(figure: Figure) -> list[str]:
             if measure != "certified_accuracy"
         ),
         *((size, "certified_accuracy", 3) for size in [(1, 10), (6, 1), (4, 5)]),
-        *((size, "certified_accuracy", 8) for size in [(1, 1), (6, 10)]),
+        *((size, "certified_accuracy", 8) for size in [(1, 1), (4, 5)]),
         pytest.param((12, 16), "certified_accuracy", 8, marks=pytest.mark.slow),
     ],
     ids=str,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from smoothadv.analysis.best import Empirical, Envelope, empirical_curve
@@ -122,6 +122,7 @@ def test_groups_of_logs_have_names_and_an_order(what):
 values = st.sampled_from([None, 0.25, 127 / 256, 0.5, 1.0, 10])
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from("AB"), values, values), min_size=1, max_size=12))
 def test_groups_share_out_all_logs_by_their_values(facts):
     logs = [
@@ -142,6 +143,7 @@ def test_groups_share_out_all_logs_by_their_values(facts):
 radius_lists = st.lists(st.sampled_from([None, 0.1, 0.25, 0.5, 1.0]), min_size=4, max_size=4)
 
 
+@settings(max_examples=40)
 @given(
     st.lists(radius_lists, min_size=1, max_size=6), st.sampled_from([0.0, 0.1, 0.2, 0.5, 1.0, 1.5])
 )

@@ -1,4 +1,6 @@
-"""Cascades in the commands and in Python: rows, resuming, verification, attacks and refusals."""
+"""Cascades in the commands and in Python: rows, resuming, attacks and refusals; and what they share
+with routers: their logs are continued, merged, verified and attacked.
+"""
 
 from pathlib import Path
 
@@ -7,14 +9,14 @@ import pandas as pd
 import pytest
 
 import smoothadv
-from smoothadv.base.errors import UserError
+from smoothadv.datasets import get_dataset
 from smoothadv.records.logs import recorded_settings
 from smoothadv.statistics.bounds import threshold_radius, two_sided_radius
-from support.commands import call, header, refused, rows, succeed
+from support.commands import call, header, refused, rows, settings_of, succeed, timeless
 from support.models import IntervalClassifier
+from support.refusals import refusal
 from support.staged import N0, NUMBERS, N, slow_votes, write_stages
 
-SIGMAS = (0.25, 0.12)
 MODEL = IntervalClassifier(0.5), 0.5
 pytestmark = pytest.mark.filterwarnings("ignore::smoothadv.base.errors.DoubtfulWarning")
 
@@ -47,11 +49,10 @@ def test_rows_follow_from_their_counts(log):
     assert seen == {1, 2}, "both kinds of certificates"
 
 
-def test_counts_are_those_of_draws_of_its_own(log, checkpoints):
+def test_counts_are_those_of_draws_of_its_own(log, stages):
     """A few votes may differ by rounding. The draws of the model alone are others: they may have
     chosen the stages.
     """
-    stages = [(checkpoints[name], sigma) for name, sigma in zip(("PGD", "gaussian"), SIGMAS)]
     differ, compared = 0, 0
     for row in [each for each in rows(log) if each["predict"] != "-1"][:8]:
         for place, stage in enumerate(stages[: int(row["stage"])], start=1):
@@ -72,35 +73,21 @@ def test_counts_are_those_of_draws_of_its_own(log, checkpoints):
     assert sum(abs(int(one) - int(other)) for one, other in pairs) > 20
 
 
-def test_manifest_has_both_stages(log, checkpoints):
-    settings = recorded_settings(log)
-    assert (settings["sigmas"], settings["sigma"], settings["threshold"]) == ([*SIGMAS], 0.25, 0.7)
-    assert settings["method"] == "cascade" and len(settings["checkpoint_sha256"]["stages"]) == 2
-    assert len({*settings["checkpoint_sha256"]["stages"]}) == 2
-    assert [each["objective"]["name"] for each in settings["training"]] == ["SmoothAdv", "Gaussian"]
-
-
-def test_another_cascade_does_not_continue_a_log(cascade, log, workplace, capsys, checkpoints):
+def test_another_cascade_does_not_continue_a_log(stages, log, workplace, capsys):
     before = log.read_bytes()
-    order = write_stages(
-        Path("order.toml"), [(checkpoints["gaussian"], 0.12), (checkpoints["PGD"], 0.25)], 0.7
-    )
-    for model, words in [
-        (
-            write_stages(
-                Path("p0.toml"), [(checkpoints["PGD"], 0.25), (checkpoints["gaussian"], 0.12)], 0.8
-            ),
-            "threshold was 0.7, now 0.8",
-        ),
-        (order, "cannot resume"),
+    for order, threshold, words in [
+        (stages, 0.8, "threshold was 0.7, now 0.8"),
+        (stages[::-1], 0.7, "cannot resume"),
     ]:
+        model = write_stages(Path("other.toml"), order, threshold)
         outcome = call(capsys, "certify", "digits", model, "stages", log, *NUMBERS)
         assert outcome.code == 1 and words in outcome.err
     assert log.read_bytes() == before
 
 
 FAULTS = {
-    "no file": ("nowhere.toml", "nowhere.toml is no TOML file with threshold"),
+    "no file": ("", "nowhere.toml is no TOML file with threshold"),
+    "a checkpoint": ("", "two or more [[stage]] with checkpoint and sigma: it is no text"),
     "no stages": ("threshold = 0.7", "found stage = None"),
     "one stage": ('[[stage]]\ncheckpoint = "a"\nsigma = 1', "found 1, expected two or more"),
     "no sigma": ('[[stage]]\ncheckpoint = "a"', "c.toml, [[stage]] 1: found {'checkpoint': 'a'}"),
@@ -120,22 +107,17 @@ FAULTS = {
 }
 
 
-def test_a_checkpoint_is_no_file_of_stages(checkpoints, workplace, capsys):
-    outcome = call(capsys, "certify", "digits", checkpoints["PGD"], "stages", "log.tsv")
-    assert refused(outcome, "two or more [[stage]] with checkpoint and sigma: it is no text")
-
-
 def test_a_rehearsal_counts_the_draws_of_all_stages(cascade, workplace, capsys):
     outcome = call(capsys, "certify", "digits", cascade, "stages", "x.tsv", *NUMBERS, "--dry-run")
     assert "at most 2 times 60 + 600 draws each, 39,600 in all" in outcome.out
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_file_that_is_no_cascade_is_refused_in_one_line(name, workplace, capsys):
+def test_a_file_that_is_no_cascade_is_refused_in_one_line(name, checkpoints, workplace, capsys):
     text, words = FAULTS[name]
-    if not text.endswith(".toml"):
-        Path("c.toml").write_text(text)
-    model = text if text.endswith(".toml") else "c.toml"
+    Path("c.toml").write_text(text)
+    others = {"no file": "nowhere.toml", "a checkpoint": checkpoints["PGD"]}
+    model = others.get(name, "c.toml")
     outcome = call(capsys, "certify", "digits", model, "stages", "log.tsv", *NUMBERS)
     assert refused(outcome, words, code=outcome.code) and not Path("log.tsv").exists()
 
@@ -217,7 +199,7 @@ def test_stages_in_python_are_modules_or_paths(pictures, workplace):
         ({"settings": {"threshold": 0.9}}, "found 'threshold', expected alpha_share"),
         ({"settings": {"sigmas": (1, 2)}}, "found 'sigmas', expected alpha_share"),
         ({"router": MODEL[0]}, "router: found IntervalClassifier"),
-        ({"router": ()}, r"router: found \(\), expected a pair"),
+        ({"router": ()}, "router: found (), expected a pair"),
         ({"router": (None, 0.5)}, "router: found no model"),
         ({"router": (MODEL[0], 0)}, "would smooth nothing"),
         (
@@ -232,10 +214,8 @@ def test_stages_in_python_are_modules_or_paths(pictures, workplace):
 )
 def test_stages_and_routers_that_are_none_are_refused(pictures, given, words):
     images, labels = pictures
-    with pytest.raises(UserError, match=words):
-        smoothadv.certify(
-            **{"images": images, "labels": labels, "stages": [MODEL] * 2, "n": 100, **given}
-        )
+    usual = {"images": images, "labels": labels, "stages": [MODEL] * 2, "n": 100}
+    assert words in refusal(smoothadv.certify, **{**usual, **given})
 
 
 def test_integers_are_stages(workplace, checkpoints):
@@ -253,3 +233,72 @@ def test_integers_are_stages(workplace, checkpoints):
 def test_a_sigma_or_stages_are_needed(pictures):
     with pytest.raises(TypeError, match="missing a required argument: 'sigma'"):
         smoothadv.certify(IntervalClassifier(0.5), *pictures)
+
+
+# Cascades and routers
+
+
+of_both = pytest.mark.parametrize("kind", ["cascade", "router"])
+RECORDED = {
+    "cascade": {"sigmas": [0.25, 0.12], "threshold": 0.7},
+    "router": {"sigmas": [0.25, 0.12, 0.2], "threshold": None},
+}
+
+
+@of_both
+def test_the_manifest_has_all_classifiers(kind, logs):
+    settings = settings_of(logs[kind])
+    expected = {**RECORDED[kind], "sigma": 0.25, "method": kind, "num_classes": 10}
+    expected["dataset_fingerprint"] = get_dataset("digits", "test").fingerprint()
+    assert {name: settings.get(name) for name in expected} == expected
+    digests, objectives = settings["checkpoint_sha256"]["stages"], ["SmoothAdv", "Gaussian"]
+    assert len({*digests}) == 2
+    assert [each["objective"]["name"] for each in settings["training"][:2]] == objectives
+
+
+@of_both
+def test_a_torn_log_is_continued_and_shards_are_merged(kind, files, logs, workplace):
+    log, certify = logs[kind], ("certify", "digits", files[kind], "stages")
+    lines = log.read_bytes().splitlines(keepends=True)
+    Path("torn.tsv").write_bytes(b"".join(lines[:7]) + lines[7][:11])
+    manifest = Path(f"{log}.manifest.json")
+    Path("torn.tsv.manifest.json").write_bytes(manifest.read_bytes())
+    succeed(*certify, "torn.tsv", *NUMBERS)
+    assert timeless(Path("torn.tsv")) == timeless(log)
+    for shard in ("0/2", "1/2"):
+        succeed(*certify, "all.tsv", *NUMBERS, "--shard", shard)
+    succeed("certify", "merge", "all.tsv")
+    assert timeless(Path("all.tsv")) == timeless(log)
+
+
+@of_both
+@pytest.mark.parametrize("options", [["--method", "sequential"], ["--sound"]])
+def test_logs_are_verified_by_new_draws(kind, files, workplace, options, capsys):
+    succeed("certify", "digits", files[kind], "stages", "log.tsv", *NUMBERS, *options)
+    verify = ["certify", "verify", "log.tsv", "--rows", 5, "--device", "cpu"]
+    found = call(capsys, *verify)
+    assert found.code == 0 and "all are equal" in found.out
+    if "--method" in options:
+        radii = {float(row["radius"]) for row in rows(Path("log.tsv"))}
+        assert radii <= {*settings_of("log.tsv")["radii"]}
+
+
+@of_both
+def test_predictions_are_those_of_the_certificates(kind, files, logs, workplace, capsys):
+    predict = ("predict", "digits", files[kind], "stages")
+    succeed(*predict, "p.tsv", "--N", 2000, *NUMBERS[4:])
+    pairs = [(a["predict"], b["predict"]) for a, b in zip(rows(Path("p.tsv")), rows(logs[kind]))]
+    both = [(a, b) for a, b in pairs if "-1" not in (a, b)]
+    assert len(both) > 15 and all(a == b for a, b in both)
+    outcome = call(capsys, *predict, "q.tsv", "--top-k", 2)
+    assert refused(outcome, f"--top-k is not for {kind}s", code=2)
+
+
+@of_both
+def test_no_certificate_is_contradicted_by_an_attack_that_knows_the_stages(
+    kind, files, logs, workplace, capsys
+):
+    options = ["--N", 1000, "--num-noise-vec", 8, "--num-steps", 5, "--device", "cpu"]
+    attack = ("attack", "digits", files[kind], "stages", "out", "--against", logs[kind], *options)
+    outcome = call(capsys, *attack)
+    assert outcome.code == 0 and ", 0 flipped" in outcome.out

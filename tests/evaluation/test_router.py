@@ -13,7 +13,6 @@ from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.checkpoints import read_checkpoint
 from smoothadv.datasets import get_dataset
 from smoothadv.records.logs import recorded_settings
-from smoothadv.records.readers import read_certification_log
 from smoothadv.statistics.bounds import two_sided_radius
 from smoothadv.training.routing import routed, shares_of_stages
 from support.commands import call, header, rows, succeed
@@ -63,22 +62,6 @@ def test_counts_are_those_of_draws_of_its_own(log, stages):
         votes[int(row["predict"])] = 0
         differ, compared[place] = differ + abs(int(votes.max()) - int(row["rival"])), 1
     assert differ <= 2 and all(compared.values())
-
-
-def test_the_manifest_has_all_classifiers(log):
-    settings = recorded_settings(log)
-    assert (settings["sigmas"], settings["sigma"]) == ([0.25, 0.12, 0.2], 0.25)
-    assert (settings["method"], settings["num_classes"]) == ("router", 10)
-    assert settings["dataset"] == "digits" and "threshold" not in settings
-    assert settings["dataset_fingerprint"] == get_dataset("digits", "test").fingerprint()
-
-
-def test_analyses_keep_routers_apart(log, router, stages, capsys):
-    alone = log.with_name("beside_router.tsv")
-    succeed("certify", "digits", *stages[0], alone, *NUMBERS)
-    outcome = call(capsys, "analyze", "table", f"router={log}", f"alone={alone}")
-    assert outcome.code == 0 and "procedure" in outcome.err
-    assert read_certification_log(log).radius.max() > 0
 
 
 FAULTS = {

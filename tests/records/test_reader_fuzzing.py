@@ -339,18 +339,11 @@ def test_the_check_notices_a_number_that_is_not_in_the_file(tmp_path):
 @pytest.mark.parametrize("name", LOGS)
 def test_odd_field_is_read_as_it_is_printed_or_refused_by_name(tmp_path, name):
     read, log = LOGS[name]
-    wrong = set()
-    for column, heading in enumerate(cells(log)[0]):
+    for column in range(len(cells(log)[0])):
         for odd in ODD_FIELDS:
             lines = cells(log)
             lines[2][column] = odd
-            try:
-                check(read, tmp_path, written(lines))
-            except (
-                Exception
-            ) as error:  # an assertion that failed, or what should have been a UserError
-                wrong.add(f"{heading} {ascii(odd[:24])}: {type(error).__name__}")
-    assert not wrong, "\n".join(sorted(wrong))
+            check(read, tmp_path, written(lines))
 
 
 HEADER = RELEASED.splitlines()[0].replace(" ", "\t")

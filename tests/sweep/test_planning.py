@@ -242,17 +242,11 @@ def test_evaluation_tables_are_for_the_groups_they_name():
 
 def test_files_that_others_make_are_needed():
     pretrained = {"noise": 0.25, "pretrained-model": "models/a/noise_{noise}/checkpoint.pth.tar"}
-    job, other = planned(pretrained, {"noise": 0.25, "use-unlabelled": "pseudo.npz"})
+    unlabelled = {"noise": 0.25, "use-unlabelled": "pseudo.npz"}
+    job, other = planned(pretrained, unlabelled, certify=[{"denoiser": "d"}])
     assert job.training.needs == (Path.cwd() / "models/a/noise_0.25/checkpoint.pth.tar",)
     assert other.training.needs == (Path.cwd() / "pseudo.npz",)
-
-
-def test_two_models_in_one_folder_are_refused(capsys):
-    message = refused(capsys, grid_text({"noise": 0.25, "lr": 0.1}, {"noise": 0.25, "lr": 0.2}))
-    assert message.startswith("1 ") and f"gaussian/{HERE}" in message
-    assert "[[sweep]] 1" in message and "[[sweep]] 2" in message
-    message = refused(capsys, grid_text({"noise": 0.25}, {"noise": [0.25, 0.5]}))
-    assert "two models would write" in message and "[[sweep]] 2" in message
+    assert job.evaluations[0].needs == (Path.cwd() / "d",)
 
 
 def test_beta_and_released_behaviour_are_part_of_the_recipe():
@@ -342,6 +336,30 @@ REFUSED = {
         what: (text, ["2 error: ", f"grid grid.toml, {table}", flag])
         for what, (text, table, flag) in BAD.items()
     },
+    "two models in one folder": (
+        grid_text({"noise": 0.25, "lr": 0.1}, {"noise": 0.25, "lr": 0.2}),
+        ["1 error", f"gaussian/{HERE}", "[[sweep]] 1", "[[sweep]] 2"],
+    ),
+    "one model twice": (
+        grid_text({"noise": 0.25}, {"noise": [0.25, 0.5]}),
+        ["two models would write", "[[sweep]] 2"],
+    ),
+    "an ensemble of one": (
+        grid_text({"noise": [0.25, 0.5], "group": "A"}, ensemble=[{"of": "A"}]),
+        ["[[ensemble]] 1: gaussian/", "noise_0.25 would be alone: ", " but seed"],
+    ),
+    # Errors in a table about the best models do not wait for the logs that tell these.
+    **{
+        f"best, {word}": (
+            grid_text(PGD, certify=[{"name": "a"}, {"best": "a", "name": "b", **mistaken}]),
+            [word],
+        )
+        for mistaken, word in (
+            ({"skp": 3}, "unknown option --skp"),
+            ({"name": "a"}, "two tables would write"),
+            ({"max": 0}, "--max"),
+        )
+    },
     "no such recipe": (grid_text({"noise": 0.25, "recipe": "none"}), ["none"]),
     "no such image": (
         grid_text(PGD, certify=[{"images": "0-359"}]),
@@ -378,8 +396,3 @@ def test_impossible_grid_is_refused_saying_why(capsys, what):
     text, words = REFUSED[what]
     message = refused(capsys, text)
     assert [word for word in words if word not in message] == [], message
-
-
-def test_a_denoiser_is_needed():
-    (job,) = planned({"noise": 0.25}, certify=[{"denoiser": "d"}])
-    assert job.evaluations[0].needs == (Path.cwd() / "d",)
