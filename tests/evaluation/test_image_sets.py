@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import smoothadv
@@ -200,6 +200,7 @@ KEYS = st.sampled_from(["named", "count", "sha256", "indices"])
 VALUES = st.none() | st.integers() | st.text()
 
 
+@settings(max_examples=30)
 @given(VALUES | st.lists(VALUES) | st.dictionaries(KEYS, VALUES | st.just("1,2")))
 def test_any_other_record_is_refused(value):
     assert "image_set" in manifest_fault({"settings": {"image_set": value}, "runs": []})

@@ -12,7 +12,7 @@ import pytest
 
 from support import sweep_runs
 from support.slurm import Cluster, why_not
-from support.sweep_runs import NAMES, Running
+from support.sweep_runs import NAMES
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
 IN_QUEUE = {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED", "STOPPED"}
@@ -52,14 +52,6 @@ def restarts(cluster: Cluster, folder: Path) -> dict[str, int]:
     return {name: int(cluster.job(job_id(folder, name))["Restarts"]) for name in NAMES}
 
 
-def assert_done(running: Running, reference: Path) -> None:
-    """All jobs are done, the command printed so, and the results show no trace of the fault."""
-    assert running.wait() == 0, running.err + sweep_runs.all_output(running.folder)
-    assert running.out.splitlines()[-2] == "tiny: 4 jobs: 4 done" and running.err == ""
-    assert [running.out.count(f"done    {name}\n") for name in NAMES] == [1] * 4
-    sweep_runs.audit(running.folder, reference)
-
-
 def assert_went_on(folder: Path, name: str) -> None:
     """A training was stopped by SIGTERM, and later continued from what it had saved."""
     first, _, second = sweep_runs.job_log(folder, name).partition("stopped by SIGTERM")
@@ -79,7 +71,7 @@ def test_preempted_jobs_go_on(cluster, folder, reference):
         ]
         other = str(cluster.submit(*command, cwd=cluster.folder))
         cluster.wait_until(lambda: cluster.jobs()[other] == "COMPLETED")
-        assert_done(running, reference)
+        sweep_runs.assert_done(running, reference)
     requeued = [name for name, count in restarts(cluster, folder).items() if count]
     stopped = [
         name for name in requeued if "stopped by SIGTERM" in sweep_runs.job_log(folder, name)
@@ -140,7 +132,7 @@ def test_jobs_of_a_lost_node_go_on_at_another(cluster, folder, reference):
             cluster.wait_until(lambda: all(restarts(cluster, folder)[name] for name in on_n1))
             for name in on_n1:  # else not before two minutes have passed
                 cluster.run("scontrol", "update", f"JobId={job_id(folder, name)}", "StartTime=now")
-            assert_done(running, reference)
+            sweep_runs.assert_done(running, reference)
         finally:
             cluster.recover("n1")
             cluster.wait_until(

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.analysis.facts import facts_of
-from smoothadv.records.logs import manifest_path, recorded_settings
+from smoothadv.records.logs import manifest_path
 from smoothadv.sweep import expectations, job_execution
 from smoothadv.sweep.command import context_of
 from smoothadv.sweep.engines import SweepContext
@@ -89,25 +88,17 @@ def test_sweep_trains_and_certifies_every_model(workplace, capsys, warm, monkeyp
     assert all(" done " in line for line in jobs) and "sweep report grid.toml" in advice
     for folder, log in zip(FOLDERS, LOGS):
         model, job_log = Path("models/grid", folder), Path("logs/grid", folder, "job.log")
-        names = sorted(path.name for path in model.iterdir())
-        assert names == ["args.json", "checkpoint.pth.tar", "log.txt"]
         assert len(rows(model / "log.txt")) == 2
         assert [row["idx"] for row in rows(log)] == list("01234")
         text = job_log.read_text()
         assert "saved models/grid/" in text and "certified accuracy" in text
         assert commands_in(job_log) == 2
-    settings = recorded_settings(LOGS[1])
-    assert settings["training"]["objective"]["attack"]["epsilon"] == 0.5 and settings["N"] == 200
     before, contents = files(workplace), snapshot(workplace)
     for action in ("run", "retry", "status"):
         outcome = sweep(capsys, action)
         assert outcome.code == 0 and outcome.err == "" and "2 done" in outcome.out
         assert ("nothing to do" in outcome.out) == (action != "status")
     assert files(workplace) == before and snapshot(workplace) == contents
-    manifest_path(LOGS[1]).unlink()
-    found = facts_of("certification", LOGS[1], {})
-    values = [found.get(name) for name in ("training", "epsilon", "num_steps")]
-    assert values == ["SmoothAdv-PGD", 0.5, 1]
 
 
 def test_jobs_that_fail_or_lack_a_file_stop_no_other(done, capsys, monkeypatch):
