@@ -36,7 +36,6 @@ quantile = stats.norm.ppf
 
 
 def rows_of(analysis: Analysis, logs: Logs) -> list[dict]:
-    """The rows of a table by their columns."""
     table = analysis(logs)
     return [dict(zip(table.keys, row)) for row in table.plain_rows()]
 

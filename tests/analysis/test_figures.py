@@ -350,7 +350,6 @@ def test_panels_wrap_into_rows(panels, shape):
 
 
 def texts_of(figure: Figure) -> list[Text]:
-    """Every text that the figure shows."""
     texts = [*figure.texts, figure._supxlabel, *([figure._suptitle] if figure._suptitle else [])]
     for axes in figure.axes:
         texts += [*axes.texts, *texts_around(axes)]

@@ -36,7 +36,6 @@ def put(name: str, content: str | bytes = CERTIFICATION) -> Path:
 
 
 def read(*arguments: str, kinds=("certification",), **stated) -> tuple[Logs, list[str]]:
-    """The logs and what was warned of."""
     warnings: list[str] = []
     return read_logs(
         [str(argument) for argument in arguments], kinds, stated, warnings.append

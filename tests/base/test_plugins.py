@@ -36,7 +36,6 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def written(path: str, text: str = OBJECTIVE) -> Path:
-    """A file with a plug-in."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(text)
     return Path(path)

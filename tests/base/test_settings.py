@@ -72,7 +72,6 @@ def test_none_is_taken_where_the_type_says_so():
 
 
 def read(*words: str) -> ShoutSpec:
-    """What the words of a command line describe."""
     parser = Parser(prog="shout")
     add_settings(parser, options_of(ShoutSpec))
     return ShoutSpec(**given_settings(ShoutSpec, vars(parser.parse_args(words))))

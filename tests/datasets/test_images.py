@@ -53,7 +53,6 @@ def in_memory(
 
 
 def shuffled(number: int, batch_size: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """Batches of indices, all of them in a random order."""
     return torch.randperm(number, generator=seeded(seed)).split(batch_size)
 
 

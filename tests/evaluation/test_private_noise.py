@@ -204,7 +204,6 @@ def kernels(monkeypatch):
 
 
 def classes_of(log: Path, **changes) -> list[str]:
-    """The classes in the rows of a log about ``Bright``."""
     return [row["predict"] for row in certify(Bright(), log, **changes)]
 
 

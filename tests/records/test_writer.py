@@ -96,7 +96,6 @@ class Writers(RuleBasedStateMachine):
         self.patch.undo()
 
     def add(self, path: Path, examples, number: int, **changes) -> None:
-        """Continue a log with some rows."""
         with open_log(path, examples=examples, **changes) as log:
             assert log.rows.keys() == self.rows_in(path)
             for index in [index for index in examples if index not in log.rows][:number]:
@@ -199,7 +198,6 @@ def refusal(path: Path, existing: str = "resume", **changes) -> str:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """A log of four rows."""
     path = tmp_path / "folder" / "log.tsv"
     write_rows(path, ROWS)
     return path

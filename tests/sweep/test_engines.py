@@ -344,9 +344,7 @@ def test_signal_of_slurm_stops_the_stage_before_the_job_is_given_back(monkeypatc
 
 
 def test_whether_somebody_listens():
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         assert ray._answers(f"127.0.0.1:{port}")
     assert not ray._answers(f"127.0.0.1:{port}")

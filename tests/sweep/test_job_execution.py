@@ -51,7 +51,6 @@ linux = pytest.mark.skipif(
 
 @pytest.fixture
 def pretend(workplace) -> Mapping[str, str]:
-    """The environment of pretended stages."""
     return pretending(workplace / "pretender")
 
 
@@ -63,7 +62,6 @@ def making(name: str, *lines: str, title: str = "pretend", before: str = "") -> 
 
 
 def begun() -> list[str]:
-    """The stages that began, in the order in which they did."""
     return Path("begun").read_text().split() if Path("begun").exists() else []
 
 
@@ -334,7 +332,6 @@ def test_too_few_gpus_are_an_error_before_anything_runs():
 
 @pytest.mark.slow
 def test_two_processes_share_each_stage_of_a_job():
-    """Half a minute."""
     further = {
         "certify": [{"max": 6, "N": 200}],
         "attack": [{"max": 4, "N": 100, "epsilon": 0.5, "num-steps": 1}],

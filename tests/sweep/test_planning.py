@@ -23,7 +23,6 @@ HERE = "digits/digits_resnet8/noise_0.25"
 
 
 def planned(*sweeps: dict, **further):
-    """The jobs of a grid that is written to the working folder."""
     return jobs_of(write_grid(Path("grid.toml"), *sweeps, **further))
 
 
@@ -181,7 +180,6 @@ EVALUATED = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    """A trained model."""
     folder = tmp_path_factory.mktemp("model")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -44,7 +44,6 @@ def on(cluster: RayCluster) -> tuple[list[str], dict[str, str]]:
 
 
 def stages_by_name(folder: Path) -> dict[str, int]:
-    """The process of each job's running stage."""
     return {name: process for name in NAMES for process in sweep_runs.stages(folder, name)}
 
 

@@ -36,7 +36,6 @@ def cluster(shared) -> Iterator[Cluster]:
 
 
 def queue(cluster: Cluster) -> list[str]:
-    """The jobs that wait or run."""
     return [number for number, state in cluster.jobs().items() if state in IN_QUEUE]
 
 
@@ -82,7 +81,6 @@ def test_preempted_jobs_go_on(cluster, folder, reference):
 
 
 def watcher_of(stage: int) -> int:
-    """The process that has started a stage."""
     parent = int(Path(f"/proc/{stage}/stat").read_text().rpartition(")")[2].split()[1])
     assert "submitit.core._submit" in Path(f"/proc/{parent}/cmdline").read_text().split("\0")
     return parent
@@ -152,7 +150,6 @@ def test_jobs_of_a_lost_node_go_on_at_another(cluster, folder, reference):
 
 
 def test_detached_sweep_is_left_to_slurm_and_submitted_once(cluster, folder, reference):
-    """40 seconds."""
     first = sweep_runs.ran(folder, *RUN, "--detach", environment=cluster.environment)
     assert (first.process.returncode, first.err) == (0, "")
     assert len(queue(cluster)) == 4
@@ -172,7 +169,6 @@ def test_detached_sweep_is_left_to_slurm_and_submitted_once(cluster, folder, ref
 
 
 def test_interrupted_sweep_leaves_its_jobs_to_slurm(cluster, folder, reference):
-    """50 seconds."""
     with sweep_runs.started(folder, *RUN, environment=cluster.environment) as running:
         running.wait_until(lambda: sweep_runs.in_training(folder))
         running.interrupt()
