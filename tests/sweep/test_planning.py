@@ -14,8 +14,8 @@ from smoothadv.evaluation.specs import CertifySpec
 from smoothadv.noise import RoundedGaussianNoise
 from smoothadv.records.logs import read_manifest_file
 from smoothadv.sweep.expectations import CommandReader
-from support.commands import call, header, rows
-from support.sweeping import FIXED, do, grid_text, jobs_of, write_grid
+from support.commands import call, header, rows, succeed
+from support.sweeping import FIXED, grid_text, jobs_of, write_grid
 
 pytestmark = pytest.mark.usefixtures("workplace")
 PGD = {"attack": "PGD", "epsilon": 0.5, "num-steps": 1, "noise": 0.25}
@@ -127,7 +127,7 @@ TRAINED = {
 @pytest.mark.parametrize("kind", TRAINED)
 def test_planned_recipe_is_what_the_training_records(kind):
     (job,) = planned(TRAINED[kind])
-    do(job.training)
+    succeed(*job.training.words)
     recorded = json.loads((job.training.folder / "args.json").read_text())["recipe"]
     stated = json.loads(json.dumps(dict(job.training.expected.recipe)))
     assert {name: recorded[name] for name in stated} == stated
@@ -184,7 +184,7 @@ def model(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         (job,) = planned({"noise": 0.25})
-        do(job.training)
+        succeed(*job.training.words)
         return job.training.folder
 
 
@@ -198,7 +198,7 @@ def test_planned_settings_are_what_the_manifest_says(model, kind):
     (job,) = jobs_of(path)
     (stage,) = job.evaluations
     assert not stage.progress().is_complete and job.training.progress().is_complete
-    do(stage)
+    succeed(*stage.words)
     assert len(stage.logs) == len(stage.expected.settings) == (2 if kind == "attack" else 1)
     for log, settings in zip(stage.logs, stage.expected.settings):
         recorded, stated = (
