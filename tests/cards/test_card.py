@@ -122,8 +122,8 @@ def test_second_witness_refuses_and_names_the_row(honest, workplace, monkeypatch
         for share in (9e-9, 1e-7)
     )
     line = 2 + place_of(honest, "right", lambda row: row["correct"] == "1")
-    message = refusal(made, slightly, names=f"no card: {slightly}, line {line}: ")
-    assert "verify_log" in message
+    message = refusal(made, slightly, names=f"{slightly}, line {line}: ")
+    assert message.startswith("no card: ") and "verify_log" in message
     monkeypatch.setattr(cards, "_VERIFIER", workplace / "verify_log.py")
     assert made(slightly)[0]["verified"]["by"] == "all rows recomputed"
     assert "counts do not certify" in refusal(made, more, names="no card: ")

@@ -5,14 +5,12 @@ with routers: their logs are continued, merged, verified and attacked.
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import smoothadv
 from smoothadv.datasets import get_dataset
 from smoothadv.records.logs import recorded_settings
-from smoothadv.statistics.bounds import threshold_radius, two_sided_radius
-from support.commands import call, header, refused, rows, settings_of, succeed, timeless
+from support.commands import call, refused, rows, settings_of, succeed, timeless
 from support.models import IntervalClassifier
 from support.refusals import refusal
 from support.staged import N0, NUMBERS, N, slow_votes, write_stages
@@ -24,29 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::smoothadv.base.errors.DoubtfulW
 @pytest.fixture
 def log(logs) -> Path:
     return logs["cascade"]
-
-
-def test_rows_follow_from_their_counts(log):
-    expected = "idx label predict radius correct time successes trials stage".split()
-    assert header(log) == [*expected, "stage_1_rival", "stage_2_rival"]
-    seen = set()
-    for row in rows(log):
-        stage, own = int(row["stage"]), int(row["successes"])
-        rivals = [int(row[f"stage_{number}_rival"]) for number in (1, 2)]
-        if row["predict"] == "-1":
-            assert row["radius"] == "0.0"
-            continue
-        seen.add(stage)
-        if stage == 1:
-            radius = threshold_radius(own, N, 0.25, 1e-3, 0.7)
-            assert rivals[1] == 0
-        else:
-            first = threshold_radius(N - rivals[0], N, 0.25, 1e-3, 1 - 0.7)
-            last = two_sided_radius(own, rivals[1], N, 0.12, 1e-3, 0.9)
-            radius = min(first, last)
-        assert int(row["trials"]) == N and 0 <= float(row["radius"]) <= radius
-        assert float(row["radius"]) == pytest.approx(radius, abs=1e-12)
-    assert seen == {1, 2}, "both kinds of certificates"
 
 
 def test_counts_are_those_of_draws_of_its_own(log, stages):
@@ -73,14 +48,16 @@ def test_counts_are_those_of_draws_of_its_own(log, stages):
     assert sum(abs(int(one) - int(other)) for one, other in pairs) > 20
 
 
-def test_another_cascade_does_not_continue_a_log(stages, log, workplace, capsys):
-    before = log.read_bytes()
-    for order, threshold, words in [
-        (stages, 0.8, "threshold was 0.7, now 0.8"),
-        (stages[::-1], 0.7, "cannot resume"),
+def test_another_cascade_neither_continues_a_log_nor_is_attacked(stages, log, workplace, capsys):
+    before, certify = log.read_bytes(), ("certify", log, *NUMBERS)
+    attack = ("attack", "o", "--against", log, "--device", "cpu")
+    for order, threshold, (command, *options), words in [
+        (stages, 0.8, certify, "threshold was 0.7, now 0.8"),
+        (stages[::-1], 0.7, certify, "cannot resume"),
+        (stages, 0.8, attack, "certifies something else: threshold was 0.7, now 0.8"),
     ]:
         model = write_stages(Path("other.toml"), order, threshold)
-        outcome = call(capsys, "certify", "digits", model, "stages", log, *NUMBERS)
+        outcome = call(capsys, command, "digits", model, "stages", *options)
         assert outcome.code == 1 and words in outcome.err
     assert log.read_bytes() == before
 
@@ -137,30 +114,12 @@ def test_a_file_that_is_no_cascade_is_refused_in_one_line(name, checkpoints, wor
             "--method sequential-cascade is for cascades",
         ),
         ("router", "stages", ["--threshold", "0.7"], "--threshold is for cascades"),
+        ("cascade", "0.25", [], "it is a cascade, or a router: write stages in place of sigma"),
     ],
 )
 def test_contradictions_are_usage_errors(files, workplace, kind, sigma, options, words, capsys):
     outcome = call(capsys, "certify", "digits", files[kind], sigma, "log.tsv", *NUMBERS, *options)
-    assert refused(outcome, words, code=2)
-
-
-def test_a_cascade_given_as_a_checkpoint_is_answered(cascade, workplace, capsys):
-    outcome = call(capsys, "certify", "digits", cascade, 0.25, "log.tsv", *NUMBERS)
-    assert refused(outcome, "it is a cascade, or a router: write stages in place of sigma")
-
-
-def test_another_threshold_is_neither_predicted_with_nor_attacked(cascade, log, workplace, capsys):
-    for command, threshold, options, words in [
-        ("predict", 0.1, ["q.tsv"], "threshold: found 0.1, expected a probability from 0.5"),
-        (
-            *("attack", 0.8, ["o", "--against", log, "--device", "cpu"]),
-            "certifies something else: threshold was 0.7, now 0.8",
-        ),
-    ]:
-        other = Path("other.toml")
-        other.write_text(cascade.read_text().replace("threshold = 0.7", f"threshold = {threshold}"))
-        outcome = call(capsys, command, "digits", other, "stages", *options)
-        assert outcome.code == 1 and words in outcome.err
+    assert refused(outcome, words, code=2 if options else 1)
 
 
 def test_an_attack_makes_the_accuracy_smaller(cascade, workplace):
@@ -172,18 +131,6 @@ def test_an_attack_makes_the_accuracy_smaller(cascade, workplace):
         for size in ("0.2", "1")
     )
     assert large < small
-
-
-def test_stages_in_python_are_modules_or_paths(pictures, workplace):
-    """Two classes by a threshold on one pixel: linear, so that the true radius is the distance."""
-    images, labels = pictures
-    stages = [(IntervalClassifier(0.5), sigma) for sigma in (0.5, 0.25)]
-    given = {"images": images, "labels": labels, "stages": stages, "n": 2000, "threshold": 0.8}
-    found = smoothadv.certify(**given, log="log.tsv")
-    distance = np.abs(images[:, 0, 0, 0].numpy() - 0.5)
-    assert (found.predict == found.label).sum() >= 10
-    assert (found.radius <= distance).all() and (found.radius > distance * 0.5 - 0.1).all()
-    pd.testing.assert_frame_equal(found, smoothadv.certify(**given, log="log.tsv"))
 
 
 @pytest.mark.parametrize(

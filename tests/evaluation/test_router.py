@@ -13,9 +13,8 @@ from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.checkpoints import read_checkpoint
 from smoothadv.datasets import get_dataset
 from smoothadv.records.logs import recorded_settings
-from smoothadv.statistics.bounds import two_sided_radius
 from smoothadv.training.routing import routed, shares_of_stages
-from support.commands import call, header, rows, succeed
+from support.commands import call, rows, succeed
 from support.models import IntervalClassifier
 from support.staged import N0, NUMBERS, N, slow_votes, write_stages
 from support.trainings import after_update, read, same_state, send
@@ -26,30 +25,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::smoothadv.base.errors.DoubtfulW
 @pytest.fixture
 def log(logs) -> Path:
     return logs["router"]
-
-
-def test_rows_follow_from_their_counts(log):
-    assert (
-        header(log)
-        == (
-            "idx label predict radius correct time successes trials stage rival router_successes "
-            "router_rival"
-        ).split()
-    )
-    seen = set()
-    for row in rows(log):
-        if row["predict"] == "-1":
-            assert row["radius"] == "0.0"
-            continue
-        names = ("stage", "successes", "rival", "router_successes", "router_rival", "trials")
-        stage, own, rival, routed_, routed_rival, trials = (int(row[name]) for name in names)
-        seen.add(stage)
-        radius = min(
-            two_sided_radius(routed_, routed_rival, N, 0.2, 1e-3, 0.9),
-            two_sided_radius(own, rival, N, (0.25, 0.12)[stage - 1], 1e-3, 0.9),
-        )
-        assert trials == N and float(row["radius"]) == pytest.approx(radius, abs=1e-12)
-    assert seen == {1, 2}, "both stages"
 
 
 def test_counts_are_those_of_draws_of_its_own(log, stages):
