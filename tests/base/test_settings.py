@@ -93,24 +93,6 @@ def test_options_and_keywords_make_the_same_spec(words, fields):
     assert read("hello", *words) == ShoutSpec(text="hello", **fields, **existing)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "reason"),
-    [
-        ("volume", 0, "volume: found 0, expected a number above 0"),
-        ("volume", "loud", "volume: found 'loud', expected a number above 0"),
-        ("times", True, "times: found True, expected"),
-        ("echo", 1, "echo: found 1, expected True or False"),
-        ("language", "de", "language: found 'de', expected one of en, fr"),
-        ("places", 3, "places: found 3, expected a name"),
-        ("places", {"here": 1}, "places: found {'here': 1}, expected a name"),
-        ("volume", 0.5, "--echo needs a --volume of at least 1"),
-    ],
-)
-def test_a_value_out_of_range_is_refused_with_its_name(field, value, reason):
-    message = refusal(ShoutSpec, **{"text": "hello", "echo": True, field: value})
-    assert message.startswith(reason)
-
-
 def test_help_has_groups_units_defaults_and_metavars(capsys):
     with pytest.raises(SystemExit):
         read("--help")
