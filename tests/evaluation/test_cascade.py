@@ -198,7 +198,7 @@ def test_the_manifest_has_all_classifiers(kind, logs):
     expected["dataset_fingerprint"] = get_dataset("digits", "test").fingerprint()
     assert {name: settings.get(name) for name in expected} == expected
     digests, objectives = settings["checkpoint_sha256"]["stages"], ["SmoothAdv", "Gaussian"]
-    assert len({*digests}) == 2
+    assert len({*digests[:2]}) == 2
     assert [each["objective"]["name"] for each in settings["training"][:2]] == objectives
 
 
@@ -232,10 +232,11 @@ def test_logs_are_verified_by_new_draws(kind, files, workplace, options, capsys)
 @of_both
 def test_predictions_are_those_of_the_certificates(kind, files, logs, workplace, capsys):
     predict = ("predict", "digits", files[kind], "stages")
-    succeed(*predict, "p.tsv", "--N", 1000, *NUMBERS[4:])
-    pairs = [(a["predict"], b["predict"]) for a, b in zip(rows(Path("p.tsv")), rows(logs[kind]))]
+    succeed(*predict, "p.tsv", "--N", 1000, "--skip", 24, "--device", "cpu")
+    certified = rows(logs[kind])[::2]
+    pairs = [(a["predict"], b["predict"]) for a, b in zip(rows(Path("p.tsv")), certified)]
     both = [(a, b) for a, b in pairs if "-1" not in (a, b)]
-    assert len(both) > 15 and all(a == b for a, b in both)
+    assert len(both) > 7 and all(a == b for a, b in both)
     outcome = call(capsys, *predict, "q.tsv", "--top-k", 2)
     assert refused(outcome, f"--top-k is not for {kind}s", code=2)
 
@@ -244,7 +245,7 @@ def test_predictions_are_those_of_the_certificates(kind, files, logs, workplace,
 def test_no_certificate_is_contradicted_by_an_attack_that_knows_the_stages(
     kind, files, logs, workplace, capsys
 ):
-    options = ["--N", 500, "--num-noise-vec", 4, "--num-steps", 4, "--device", "cpu"]
+    options = ["--N", 500, "--num-noise-vec", 4, "--num-steps", 4, "--max", 9, "--device", "cpu"]
     attack = ("attack", "digits", files[kind], "stages", "out", "--against", logs[kind], *options)
     outcome = call(capsys, *attack)
     assert outcome.code == 0 and ", 0 flipped" in outcome.out
