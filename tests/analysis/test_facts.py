@@ -3,10 +3,19 @@ from where; what released names stand for, and how values are shown to people.""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from smoothadv.analysis.facts import display, facts_of
+from smoothadv.analysis.facts import Facts, display, facts_of
+from smoothadv.attacks.ddn import DDN
+from smoothadv.attacks.estimators import Stein
+from smoothadv.attacks.pgd import PGD
+from smoothadv.base.settings import settings_record
+from smoothadv.objectives.consistency import Consistency
+from smoothadv.objectives.gaussian import Gaussian
+from smoothadv.objectives.macer import Macer
+from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.records.logs import manifest_path
 from support.analyzed_folder import log
 from support.refusals import refusal
@@ -251,11 +260,11 @@ FROM_SETTINGS |= {
 }  # there was no other when the recipe did not say
 
 
-def with_manifest(folder: Path, content: object, name: str = CIFAR) -> Path:
+def with_manifest(folder: Path, content: object) -> Path:
     """The path of a log with such a manifest beside it; text is written as it is, the rest as
     JSON.
     """
-    log = folder / "PGD_4steps/eps_127" / name
+    log = folder / "PGD_4steps/eps_127" / CIFAR
     log.parent.mkdir(parents=True, exist_ok=True)
     manifest_path(log).write_text(
         content if isinstance(content, str) else json.dumps({"runs": [], **content})
@@ -364,27 +373,6 @@ def test_dimension_of_an_image_is_that_of_the_last_run_whose_manifest_states_a_s
 
 
 @pytest.mark.parametrize(
-    "more, training",
-    [
-        ({}, "Mine-PGD"),
-        ({"base_attack": True}, "vanilla PGD + noise"),
-        ({"noise_sd": 0}, "vanilla PGD"),
-    ],
-)
-def test_training_by_any_objective_that_records_an_attack_is_named_after_both(
-    tmp_path, more, training
-):
-    objective = {
-        "name": "Mine",
-        "noise_sd": 0.5,
-        "attack": {"name": "PGD", "epsilon": 1.0, "num_steps": 2},
-        **more,
-    }
-    log = with_manifest(tmp_path, {"settings": {**SETTINGS, "training": {"objective": objective}}})
-    assert facts_of("certification", log, {}).get("training") == training
-
-
-@pytest.mark.parametrize(
     "name, value, text",
     [
         *(
@@ -431,3 +419,114 @@ def test_a_cascade_has_its_stages_and_its_threshold(workplace):
     values = facts_of("certification", path, {}).values
     assert (values["stages"], values["threshold"], values["sigma"]) == ("0.5 > 0.25", 0.7, 0.5)
     assert "stages" not in facts_of("certification", log("one.tsv", [0.25]), {}).values
+
+
+# A manifest gives a training the same name as its released path: those here are made of real
+# objectives by what the training commands record.
+
+
+PGD_2, DDN_4 = PGD(0.25, 2), DDN(0.25, 4)
+BY_PGD, BY_DDN = SmoothAdv(PGD_2, 0.25), SmoothAdv(DDN_4, 0.25)
+PRETRAINED = {"pretrained_sha256": "0" * 64}
+SELF_TRAINED = {"pseudo_labelled_fingerprint": "1" * 64, "pseudo_weight": 0.5}
+BOTH, ON_BASE = {**SELF_TRAINED, **PRETRAINED}, SmoothAdv(PGD_2, 0.0, base_attack=True)
+FINETUNED = "cifar10/finetune_cifar_from_imagenetPGD2steps"
+WITHOUT_NOISE = "cifar10/PGD_2steps_baseAttackExp/without_noise"
+END = "cifar10/resnet110/noise_{noise}/test/sigma_0.25"
+EPS = f"eps_64/{END}"
+
+# The name, an objective, what else the recipe of such a training holds, and where its released log
+# would be.
+TRAININGS = {
+    "Gaussian": (Gaussian(0.25), {}, END),
+    "SmoothAdv-PGD": (BY_PGD, {}, f"cifar10/PGD_2steps/{EPS}"),
+    "SmoothAdv-DDN": (BY_DDN, {}, f"cifar10/DDN_4steps/{EPS}"),
+    "vanilla PGD": (SmoothAdv(PGD_2, 0.0), {}, f"{WITHOUT_NOISE}/{EPS}"),
+    "vanilla PGD + noise": (SmoothAdv(PGD_2, 0.25, base_attack=True), {}, f"{WITHOUT_NOISE}/{EPS}"),
+    "SmoothAdv-PGD + pre-training": (BY_PGD, PRETRAINED, f"{FINETUNED}/PGD_2steps_30epochs/{EPS}"),
+    "SmoothAdv-DDN + pre-training": (BY_DDN, PRETRAINED, f"{FINETUNED}/DDN_4steps_30epochs/{EPS}"),
+    "SmoothAdv-PGD + self-training": (
+        BY_PGD,
+        SELF_TRAINED,
+        f"cifar10/self_training/PGD_2steps/weight_0.5/{EPS}",
+    ),
+    "SmoothAdv-PGD + pre-training + self-training": (
+        BY_PGD,
+        BOTH,
+        f"{FINETUNED}/self_training_PGD_2steps/{EPS}",
+    ),
+    "Gaussian + pre-training": (Gaussian(0.25), PRETRAINED, f"{FINETUNED}/{END}"),
+    "Gaussian + self-training": (Gaussian(0.25), SELF_TRAINED, f"self_training/{END}"),
+    "Consistency": (Consistency(0.25), {}, f"consistency/2-multitrain/{END}"),
+    "Consistency-PGD": (
+        Consistency(0.25, regularization=2.0, attack=PGD_2),
+        {},
+        f"consistency/PGD_2steps_multiNoiseSamples/2-multitrain/{EPS}",
+    ),
+    "Macer": (Macer(0.25), {}, f"macer/16-multitrain/{END}"),
+    "vanilla PGD + pre-training": (
+        ON_BASE,
+        PRETRAINED,
+        f"{FINETUNED}/PGD_2steps/without_noise/{EPS}",
+    ),
+}
+
+
+def recipe(objective: object, extras: dict[str, Any]) -> dict[str, Any]:
+    """What a training leaves in the manifest of a certification, as far as it tells what it was."""
+    return {
+        "dataset": "cifar10",
+        "seed": 0,
+        "epochs": 3,
+        "objective": settings_record(objective),
+        **extras,
+    }
+
+
+def certified(folder: Path, training: object) -> Facts:
+    """What the manifest of a certification of a model of this training tells."""
+    settings = {"sigma": 0.25, "N": 100_000, "alpha": 0.001, "training": training}
+    return facts_of("certification", with_manifest(folder, {"settings": settings}), {})
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_manifest_and_released_path_give_a_training_the_same_name(tmp_path, name):
+    objective, extras, path = TRAININGS[name]
+    released = Path(path.format(noise=f"{objective.noise_sd:.2f}"))
+    of_path = facts_of("certification", released, {})
+    of_manifest = certified(tmp_path, recipe(objective, extras))
+    assert of_path.get("training") == of_manifest.get("training") == name
+    assert (of_path.sources["training"], of_manifest.sources["training"]) == ("path", "manifest")
+    # So do the numbers that tell one training of that name from another.
+    for field in ("objective", "noise", "attack", "epsilon", "num_steps"):
+        assert of_path.get(field) == of_manifest.get(field), field
+
+
+MINE = {
+    **{"name": "Mine", "noise_sd": 0.5},
+    "attack": {"name": "PGD", "epsilon": 1.0, "num_steps": 2},
+}
+OTHER_OPTIONS = [
+    SmoothAdv(PGD(0.25, 2, random_if_flat=True), 0.25, train_first_copy=True),
+    SmoothAdv(PGD(0.25, 2, estimator=Stein(0.25)), 0.25, warmup=10, warmup_from_first_epoch=True),
+    SmoothAdv(PGD(0.25, 2), 0.25, num_noise_vec=8),
+]
+
+
+@pytest.mark.parametrize(
+    ("training", "name"),
+    [
+        *((recipe(objective, {}), "SmoothAdv-PGD") for objective in OTHER_OPTIONS),
+        # Any objective that records an attack is named after both.
+        ({"objective": MINE}, "Mine-PGD"),
+        ({"objective": {**MINE, "base_attack": True}}, "vanilla PGD + noise"),
+        ({"objective": {**MINE, "noise_sd": 0}}, "vanilla PGD"),
+        # What the manifest does not name has no name.
+        (None, None),
+        ({"seed": 0}, None),
+        ({"objective": {}, **PRETRAINED, **SELF_TRAINED}, None),
+        ([{}], None),
+    ],
+)
+def test_training_is_named_by_what_its_manifest_says_alone(tmp_path, training, name):
+    assert certified(tmp_path, training).get("training") == name

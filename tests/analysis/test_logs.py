@@ -12,7 +12,6 @@ import pytest
 
 from smoothadv.analysis.logs import Logs, groups_of
 from smoothadv.analysis.reading import read_logs
-from smoothadv.base.errors import UserError
 from smoothadv.records.logs import manifest_path
 from support import refusals
 from support.analyzed_folder import certification
@@ -37,7 +36,6 @@ def put(name: str, content: str | bytes = CERTIFICATION) -> Path:
 
 
 def read(*arguments: str, kinds=("certification",), **stated) -> tuple[Logs, list[str]]:
-    """The logs and what was warned of."""
     warnings: list[str] = []
     return read_logs(
         [str(argument) for argument in arguments], kinds, stated, warnings.append
@@ -268,8 +266,8 @@ def test_manifests_are_neither_logs_nor_obstacles(workplace):
 def test_stated_values_win_for_every_log(tree):
     logs, _ = read("a", sigma=2.0)
     assert {log.facts.get("sigma") for log in logs.certification} == {2.0}
-    with pytest.raises(UserError, match="none of 2 logs"):
-        read("a", sigma=0.1)  # at which no radius of 0.5 can be certified
+    # At which no radius of 0.5 can be certified.
+    refusals.refusal(read, "a", sigma=0.1, names="none of 2 logs")
 
 
 def test_training_images_are_left_out_beside_test_images(workplace):

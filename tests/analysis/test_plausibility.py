@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smoothadv.analysis.facts import Facts
@@ -99,6 +99,7 @@ def test_cap_may_be_rounded_up_in_the_last_printed_digit_and_no_more(sigma, digi
     assert not accepted(table_of(float(f"{printed + more:{digits}}")), facts_of(sigma))
 
 
+@settings(max_examples=25)
 @given(
     st.floats(0.05, 2.5),
     st.integers(10, 1_000_000),

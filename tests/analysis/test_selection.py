@@ -1,16 +1,17 @@
-"""Choosing among logs: conditions, groups, the upper envelope and its ties, and warnings about
-comparisons.
+"""Choosing among logs: conditions, groups, the upper envelope and its ties, the best model under
+attack, and warnings about comparisons.
 """
 
-import argparse
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from smoothadv.analysis.best import Envelope
+from smoothadv.analysis.best import Empirical, Envelope, empirical_curve
+from smoothadv.analysis.facts import Facts
 from smoothadv.analysis.logs import (
     Log,
     Logs,
@@ -21,7 +22,8 @@ from smoothadv.analysis.logs import (
 )
 from smoothadv.analysis.radii import AtRadii, ErrorProbability, Radius
 from smoothadv.statistics.accuracy import accuracy, certified_accuracies
-from support.certified_logs import log
+from support.certified_logs import log, predicted
+from support.refusals import refusal
 
 
 def names(groups: dict[str, list[Log]]) -> dict[str, list[str]]:
@@ -63,9 +65,9 @@ def test_conditions_must_all_hold():
     logs = Logs(
         [log("a", sigma=0.25, training="Gaussian"), log("b", sigma=0.25), log("c", sigma=0.5)]
     )
-    assert [each.name for each in restrict(logs, ["sigma=0.25"]).certification] == ["a", "b"]
-    both = restrict(logs, ["sigma=0.25", "training=Gaussian"])
-    assert [each.name for each in both.certification] == ["a"]
+    for conditions, expected in (["sigma=0.25"], "ab"), (["sigma=0.25", "training=Gaussian"], "a"):
+        found = restrict(logs, conditions).certification
+        assert [each.name for each in found] == [*expected]
 
 
 OURS, THEIRS = log("o", group="Ours", sigma=0.5), log("t", group="Cohen", sigma=0.5)
@@ -120,6 +122,7 @@ def test_groups_of_logs_have_names_and_an_order(what):
 values = st.sampled_from([None, 0.25, 127 / 256, 0.5, 1.0, 10])
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from("AB"), values, values), min_size=1, max_size=12))
 def test_groups_share_out_all_logs_by_their_values(facts):
     logs = [
@@ -140,6 +143,7 @@ def test_groups_share_out_all_logs_by_their_values(facts):
 radius_lists = st.lists(st.sampled_from([None, 0.1, 0.25, 0.5, 1.0]), min_size=4, max_size=4)
 
 
+@settings(max_examples=40)
 @given(
     st.lists(radius_lists, min_size=1, max_size=6), st.sampled_from([0.0, 0.1, 0.2, 0.5, 1.0, 1.5])
 )
@@ -226,10 +230,7 @@ def test_exact_deduction_is_a_quantile_of_the_number_of_false_rows():
     ],
 )
 def test_what_is_no_radius_is_refused(text):
-    with pytest.raises(
-        argparse.ArgumentTypeError, match="is no radius: write a number like 0.25 or a frac"
-    ):
-        Radius.parse(text)
+    refusal(Radius.parse, text, names="is no radius: write a number like 0.25 or a frac")
 
 
 def test_logs_of_as_many_other_images_are_told_apart():
@@ -238,3 +239,77 @@ def test_logs_of_as_many_other_images_are_told_apart():
     second.table["idx"] += 1
     (warning,) = comparison_warnings(Logs([first, second]))
     assert warning.startswith("the logs are not all on the same test images (1 examples)")
+
+
+# Under attack
+
+
+def attacked(name: str, predictions: str, epsilon: float, **values) -> Log:
+    return predicted(name, predictions, attack="PGD", epsilon=epsilon, **values)
+
+
+def rows_of(logs: list[Log], **options) -> list[list]:
+    """Group, radius, accuracy, model, models, attacks, examples."""
+    rows = Empirical(**options)(Logs(prediction=logs)).plain_rows()
+    rates = {each.name: each.table.predict.eq(-1).mean() for each in logs}
+    assert [abstained for *_, abstained in rows] == [rates[row[3]] for row in rows]
+    return [row[:7] for row in rows]
+
+
+def at(path: str, predictions: str, epsilon: float = 0.25, **values) -> Log:
+    """A prediction log in the released layout, whose folders tell the attack."""
+    return replace(attacked(path, predictions, epsilon, **values), path=Path(path))
+
+
+def of(checkpoint: str, name: str, predictions: str) -> Log:
+    """A prediction log whose manifest names the model."""
+    manifest = {"settings": {"checkpoint_sha256": checkpoint}}
+    facts = Facts({"epsilon": 0.25, "sigma": 0.5}, {}, manifest)
+    return replace(attacked(name, predictions, 0.25), facts=facts)
+
+
+# Logs, and their row. Fewer draws abstain more often: of one model the logs with the largest n
+# count.
+BEST = {
+    "the strongest attack on a model, and then the best model": (
+        [
+            at("one/N1000/PGD_0.250/num_1/predictions", "RRRR", N=1000),
+            at("one/N1000/PGD_0.250/num_128/predictions", "RWWW", N=1000),
+            at("two/N1000/PGD_0.250/base/predictions", "RRRW", N=1000),
+            at("two/N1000/PGD_0.250/num_8/predictions", "RRWW", N=1000),
+        ],
+        ["all", 0.25, 0.5, "two/N1000/PGD_0.250/num_8/predictions", 2, 2, 4],
+    ),
+    "fewer draws are no attack": (
+        [
+            at("one/N100/PGD_0.250/num_8/predictions", "AAAR", N=100),
+            at("one/N10000/PGD_0.250/num_8/predictions", "RRRW", N=10_000),
+        ],
+        ["all", 0.25, 0.75, "one/N10000/PGD_0.250/num_8/predictions", 1, 1, 4],
+    ),
+    "checkpoints tell models apart where manifests name them": (
+        [of("a", "a1", "RRRR"), of("a", "a2", "RWWW"), of("b", "b1", "RRWW")],
+        ["all", 0.25, 0.5, "b1", 2, 1, 4],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BEST)
+def test_the_strongest_attack_on_a_model_counts_and_then_the_best_model(what):
+    logs, expected = BEST[what]
+    assert rows_of(logs) == [expected]
+
+
+def test_attack_of_unknown_radius_is_refused_by_the_log():
+    logs = [predicted("clean", "RRRR"), predicted("lost", "RW", attack="PGD")]
+    assert refusal(empirical_curve, logs).startswith("lost was made under an attack of unknown rad")
+
+
+def test_attack_on_the_base_classifier_is_called_so():
+    """It has no m."""
+    logs = [
+        attacked("base", "RR", 0.5, gradient="base classifier"),
+        attacked("smooth", "RW", 0.5, num_noise_vec=4),
+    ]
+    names = [row[0] for row in rows_of(logs, group_by=["num_noise_vec"])]
+    assert names == ["m = 4", "vanilla PGD (base classifier)"]

@@ -38,7 +38,6 @@ def shown(value, kind: str, decimals: int = 1) -> str:
 
 
 def bold(values: list, kind: str = "percent", decimals: int = 1) -> list[bool]:
-    """Which cells of a compared column stand out."""
     cells = display_cells(
         Table([column(kind, compared=True)], [[value] for value in values]), decimals, PLAIN
     )

@@ -22,6 +22,7 @@ GPUS = ["NVIDIA A100", "NVIDIA H200", "NVIDIA H200"]
 CPU, META = torch.device("cpu"), torch.device("meta")
 AS_BEFORE = ", as before (--device takes another)\n"
 CERTIFY = "certify digits MODEL 0.25 out --N 200 --max 3"
+FEW = "--num-steps 1 --num-noise-vec 1 --N 200"
 TRAIN = "train digits digits_resnet8 out --noise 0.25 --steps-per-epoch 1 --epochs 1"
 CUDNN, CONV = torch.backends.cudnn, getattr(torch.backends.cudnn, "conv", None)
 newer = pytest.mark.skipif(CONV is None, reason="PyTorch before 2.9")
@@ -85,7 +86,7 @@ def test_gpus_that_pytorch_cannot_use_are_none(capsys, monkeypatch):
         (f"{CERTIFY} --shard 0/2", f"{CERTIFY} --shard 0/2"),
         (CERTIFY.replace("certify", "predict"), CERTIFY.replace("certify", "predict")),
         (f"{CERTIFY} --sound", "certify verify out"),
-        (f"{CERTIFY} --sound", "attack digits MODEL 0.25 more --against out --num-steps 1"),
+        (f"{CERTIFY} --sound", f"attack digits MODEL 0.25 more --against out {FEW}"),
         (TRAIN, f"{TRAIN} --resume"),
     ],
 )

@@ -64,6 +64,8 @@ def test_half_of_the_free_memory_is_filled_or_of_all_where_processes_must_agree(
     assert batch & (batch - 1) == 0
     assert default_batch(gpu, SHAPE, gpu, with_gradient=True) == batch // 2
     assert default_batch(gpu, SHAPE, gpu, of_total=True) == 2 * batch
+    assert default_attack_batch(gpu, SHAPE, gpu, 1_000_000) == batch // 2
+    assert default_attack_batch(gpu, SHAPE, gpu, 3) == 192, "64 images"
 
 
 @pytest.mark.parametrize(("copies", "batch"), [(1, 16), (8, 16), (16, 16), (64, 64), (1_000, None)])
@@ -71,13 +73,6 @@ def test_attacks_on_a_cpu_take_one_image_at_a_time_where_that_is_enough(copies, 
     network, cpu = torch.nn.Flatten(), torch.device("cpu")
     expected = batch or default_batch(network, SHAPE, cpu, with_gradient=True)
     assert default_attack_batch(network, SHAPE, cpu, copies) == expected
-
-
-def test_attacks_on_a_gpu_fill_its_memory_with_at_most_64_images(gpu):
-    assert default_attack_batch(gpu, SHAPE, gpu, 1_000_000) == default_batch(
-        gpu, SHAPE, gpu, with_gradient=True
-    )
-    assert default_attack_batch(gpu, SHAPE, gpu, 3) == 192
 
 
 def test_memory_of_drawing_noise_is_counted(gpu, monkeypatch):

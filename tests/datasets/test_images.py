@@ -1,5 +1,5 @@
 """Augmentation, against pad, cut and mirror pixel by pixel; batches and fingerprints of images in
-memory and in files.
+memory; preparations: what their text means, and that torchvision and timm make the same pixels.
 """
 
 from collections import Counter
@@ -9,15 +9,25 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from scipy.stats import chi2
+from torchvision.transforms import InterpolationMode, v2
 
-from smoothadv.datasets import CIFAR_TRAINING, DatasetDescription
+from smoothadv.datasets import CIFAR_TRAINING, DatasetDescription, get_dataset
 from smoothadv.datasets.images import (
     InMemoryImages,
     augmented,
     draw_augmentation,
     pixels_of,
 )
+from smoothadv.datasets.preparation import (
+    INTERPOLATIONS,
+    SQUASH,
+    Preparation,
+    split_location,
+)
+from support.image_files import random_image, save_image
+from support.refusals import refusal
 
 CPU = torch.device("cpu")
 
@@ -43,41 +53,20 @@ def in_memory(
 
 
 def shuffled(number: int, batch_size: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """Batches of indices, all of them in a random order."""
     return torch.randperm(number, generator=seeded(seed)).split(batch_size)
 
 
-def distinct_images(number: int = 10) -> InMemoryImages:
-    """Images of one nonzero grey level each: flips do not change them, and the level identifies
-    the image.
-    """
-    images = np.arange(1, number + 1, dtype=np.uint8).repeat(9).reshape(number, 1, 3, 3)
-    return in_memory(images, [index % 3 for index in range(number)])
-
-
-@pytest.mark.parametrize("batch_size", [1, 3, 10, 99])
-def test_an_epoch_shows_every_image_once_with_its_label(batch_size):
-    batches = list(distinct_images().training_batches(shuffled(10, batch_size), CPU, seeded(0)))
-    # The centre pixel survives any crop after padding by one.
-    levels = [round(float(image[0, 1, 1]) * 255) for images, _ in batches for image in images]
-    labels = [int(label) for _, labels in batches for label in labels]
-    assert sorted(levels) == list(range(1, 11)) and levels != sorted(levels)
-    assert labels == [(level - 1) % 3 for level in levels]
-    assert [len(images) for images, _ in batches[:-1]] == [batch_size] * (len(batches) - 1)
-    assert all(
-        images.dtype == torch.float32 and labels.dtype == torch.int64 for images, labels in batches
-    )
-
-
-def test_training_batches_are_augmented_as_the_description_says():
+@pytest.mark.parametrize("batch_size", [1, 7, 99])
+def test_training_batches_are_augmented_as_the_description_says(batch_size):
     images = np.random.default_rng(0).integers(1, 256, (20, 3, 4, 4), dtype=np.uint8)
-    batches, chosen = shuffled(20, 7), draw_augmentation(20, 2, True, seeded(0))
-    shown = in_memory(images, [0] * 20, padding=2, flip=True).training_batches(
-        batches, CPU, seeded(0)
-    )
-    for batch, (found, _) in zip(batches, shown, strict=True):
+    batches, chosen = shuffled(20, batch_size), draw_augmentation(20, 2, True, seeded(0))
+    dataset = in_memory(images, [index % 3 for index in range(20)], padding=2)
+    shown = dataset.training_batches(batches, CPU, seeded(0))
+    for batch, (found, labels) in zip(batches, shown, strict=True):
         expected = slow_batch(torch.from_numpy(images), 2, batch.tolist(), chosen)
+        assert found.dtype == torch.float32 and labels.dtype == torch.int64
         assert torch.equal((found * 255).round().to(torch.uint8), expected)
+        assert torch.equal(labels, batch % 3)
 
 
 def test_augmentation_of_an_image_does_not_depend_on_the_batches():
@@ -233,3 +222,76 @@ def test_row_column_and_mirror_are_drawn_uniformly_and_independently(padding):
         [(row, column, row == 0 or flip) for row, column, flip in outcomes], 2 * side**2
     )
     assert not is_uniform([(row, row, flip) for row, _, flip in outcomes], 2 * side**2)
+
+
+# Preparations
+
+
+SHAPES = [(50, 70), (71, 48), (20, 33), (40, 40)]  # height and width; one is enlarged
+
+
+def picture(height: int, width: int) -> Image.Image:
+    """Large shapes with sharp edges and some noise, as photographs have."""
+    blocks = np.kron(
+        random_image(1, 5, 5), np.ones((height // 5 + 1, width // 5 + 1, 1), dtype=np.uint8)
+    )
+    return Image.fromarray(blocks[:height, :width] // 2 + random_image(2, height, width) // 2)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+@pytest.mark.parametrize("resize", [36, 40, SQUASH])
+def test_pixels_are_those_of_torchvision_and_timm(shape, interpolation, resize):
+    timm = pytest.importorskip("timm.data", reason="timm is not installed")
+    image, mode = picture(*shape), InterpolationMode(interpolation)
+    found = Preparation(32, resize, interpolation).evaluation(image)
+    steps = [
+        v2.Resize((32, 32) if resize == SQUASH else resize, mode),
+        v2.CenterCrop(32),
+        v2.PILToTensor(),
+    ]
+    assert found.dtype == torch.uint8 and torch.equal(found, v2.Compose(steps)(image))
+    crop = (
+        {"crop_mode": "squash", "crop_pct": 1.0}
+        if resize == SQUASH
+        else {"crop_pct": {36: 0.875, 40: 0.8}[resize]}
+    )
+    of_timm = timm.create_transform(
+        32, is_training=False, interpolation=interpolation, normalize=False, **crop
+    )
+    assert torch.equal(found, of_timm(image))
+
+
+MEANT = {
+    "224": Preparation(224, None),
+    "224,235": Preparation(224, 235),
+    "224,235,bicubic": Preparation(224, 235, "bicubic"),
+    "224,squash": Preparation(224, SQUASH),
+}
+
+
+@pytest.mark.parametrize("text", MEANT)
+def test_name_and_preparation_are_each_others_inverse(text):
+    assert split_location(f"photos@{text}") == ("photos", MEANT[text])
+    assert str(MEANT[text]) == text
+    assert Preparation(224).shorter_side == 256 and MEANT["224,squash"].shorter_side is None
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "224,200", "224,235,cubic", "224,,bicubic", "224x224", "100000"]
+)
+def test_preparation_that_cannot_be_meant_is_refused(text):
+    assert "224,256,bicubic" in refusal(split_location, f"photos@{text}", names=f"'{text}'")
+
+
+@pytest.mark.parametrize("path", ["me@home", "backup@2/photos", "plain", "photos@224"])
+def test_paths_are_no_preparations(path, workplace):
+    (workplace / "photos@224").mkdir()
+    assert split_location(path) == (path, None)
+
+
+def test_line_of_pixels_that_would_fill_the_memory_is_refused(tmp_path):
+    thin = save_image(tmp_path / "ant" / "thin.png", np.zeros((1, 9000, 3), dtype=np.uint8))
+    dataset = get_dataset(f"imagefolder:{tmp_path}@224", "test")
+    assert "9000x1 pixels" in refusal(dataset.__getitem__, 0, names=thin)
+    assert get_dataset(f"imagefolder:{tmp_path}@224,squash", "test")[0][0].shape == (3, 224, 224)

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 
 from smoothadv.datasets import DATASETS, SPLITS, describe_dataset, get_dataset
 from smoothadv.datasets.sources.imagenet import SYNSETS
-from support.image_files import random_image, save_image
+from support.image_files import assert_holds, random_image, save_image
 from support.refusals import refusal
 
 PLAIN = [name for name in DATASETS if not DATASETS[name].takes_location]
@@ -104,22 +104,18 @@ def write(path, content):
     return path
 
 
-def assert_holds(dataset, contents: list[dict]) -> None:
+def published(contents: list[dict]) -> tuple[np.ndarray, list[int]]:
+    """The images of batches, of which a row is 1,024 red, green and blue values, and labels."""
     rows = np.concatenate([content["data"] for content in contents])
     labels = [label - 1 for content in contents for label in content["labels"]]
-    assert len(dataset) == len(rows)
-    for index, (row, label) in enumerate(zip(rows, labels)):
-        image, found = dataset[index]
-        colours = [row[:1024], row[1024:2048], row[2048:]]
-        expected = np.stack([colour.reshape(32, 32) for colour in colours]) / np.float32(255)
-        assert np.array_equal(image.numpy(), expected) and found == label
+    return rows.reshape(-1, 3, 32, 32), labels
 
 
 def test_validation_file_is_read_with_labels_counted_from_0(tmp_path):
     content = imagenet32_batch(0)
     content["labels"][:2] = [1, 1000]
     write(tmp_path / "val_data", content)
-    assert_holds(get_dataset("imagenet32", "test", tmp_path), [content])
+    assert_holds(get_dataset("imagenet32", "test", tmp_path), *published([content]))
 
 
 @pytest.mark.parametrize("folder", [".", "Imagenet32_train"])
@@ -129,7 +125,7 @@ def test_the_ten_training_files_follow_each_other_in_numerical_order(tmp_path, f
     (tmp_path / folder).mkdir(exist_ok=True)
     for name, content in zip(TRAINING_FILES, contents):
         write(tmp_path / folder / name, content)
-    assert_holds(get_dataset("imagenet32", "train", tmp_path), contents)
+    assert_holds(get_dataset("imagenet32", "train", tmp_path), *published(contents))
 
 
 def test_a_missing_training_file_is_named(tmp_path):

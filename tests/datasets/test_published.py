@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from scipy.io import savemat
 from torchvision import datasets
 
 from smoothadv.datasets import SPLITS, describe_dataset, get_dataset
 from smoothadv.datasets.sources.imagenet import OF_TINY
+from support.image_files import assert_holds
 from support.refusals import refusal
 
 # By split: images uint8 [N, C, H, W], and labels [N].
@@ -155,7 +155,6 @@ def arrays_of_images(
     return made, numbers
 
 
-CPU = torch.device("cpu")
 # A published file that the test images need.
 HELD = {
     "cifar10": "cifar-10-python.tar.gz",
@@ -174,13 +173,6 @@ def offline(monkeypatch):
         raise urllib.error.URLError("Temporary failure in name resolution")
 
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
-
-
-def assert_holds(dataset, images: np.ndarray, labels: np.ndarray) -> None:
-    ((found, numbers),) = dataset.evaluation_batches([torch.arange(len(images))], CPU)
-    assert len(dataset) == len(images) and numbers.tolist() == labels.tolist()
-    assert np.array_equal(found.numpy(), images / np.float32(255))
-    assert torch.equal(dataset[1][0], found[1]) and dataset[1][1] == labels[1]
 
 
 @pytest.mark.parametrize("name", DOWNLOADED)

@@ -17,6 +17,7 @@ from smoothadv.datasets import SPLITS, get_dataset
 from smoothadv.datasets.preparation import Preparation
 from smoothadv.datasets.sources.hf_dataset import _rows
 from smoothadv.datasets.sources.npz import _levels, _Pictures
+from support.image_files import assert_holds
 from support.refusals import refusal
 
 COLOURS = np.random.default_rng(1).integers(0, 256, (6, 12, 10, 3), dtype=np.uint8)
@@ -36,9 +37,7 @@ def test_npz_has_the_images_and_labels_that_were_stored(tmp_path, images, labels
     expected = COLOURS[..., :1] if images.ndim == 3 else COLOURS
     for split in SPLITS:
         dataset = get_dataset(f"npz:{tmp_path}/a.npz", split)
-        found = torch.stack([image for image, _ in (dataset[index] for index in range(6))])
-        assert torch.allclose(found, torch.tensor(expected.transpose(0, 3, 1, 2) / 255).float())
-        assert [dataset[index][1] for index in range(6)] == LABELS.tolist()
+        assert_holds(dataset, expected.transpose(0, 3, 1, 2), LABELS)
         assert dataset.description.mean == pytest.approx((expected / 255).mean((0, 1, 2)), abs=1e-4)
         assert dataset.description.class_names == ("0", "1", "2")
     prepared = get_dataset(f"npz:{tmp_path}/a.npz@8", "test")
@@ -127,12 +126,7 @@ def test_hf_dataset_has_the_images_that_were_saved(saved):
     name = saved("train", "validation")
     for split in SPLITS:
         dataset = get_dataset(name, split)
-        assert all(
-            torch.equal(dataset[row][0] * 255, torch.tensor(COLOURS[row]).permute(2, 0, 1))
-            for row in range(6)
-        )
-        (whole, labels), *_ = dataset.evaluation_batches([torch.arange(6)], torch.device("cpu"))
-        assert torch.equal(whole[5], dataset[5][0]) and labels.tolist() == LABELS.tolist()
+        assert_holds(dataset, COLOURS.transpose(0, 3, 1, 2), LABELS)
     assert _rows(name.partition(":")[2])["test"].name.endswith("split validation, row ")
     description = dataset.description
     assert description.class_names == ("x", "y", "z") and description.image_shape == (3, 12, 10)

@@ -1,20 +1,20 @@
-"""Cascades in the commands and in Python: rows, resuming, verification, attacks and refusals."""
+"""Cascades in the commands and in Python: rows, resuming, attacks and refusals; and what they share
+with routers: their logs are continued, merged, verified and attacked.
+"""
 
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import smoothadv
-from smoothadv.base.errors import UserError
+from smoothadv.datasets import get_dataset
 from smoothadv.records.logs import recorded_settings
-from smoothadv.statistics.bounds import threshold_radius, two_sided_radius
-from support.commands import call, header, refused, rows, succeed
+from support.commands import call, refused, rows, settings_of, succeed, timeless
 from support.models import IntervalClassifier
+from support.refusals import refusal
 from support.staged import N0, NUMBERS, N, slow_votes, write_stages
 
-SIGMAS = (0.25, 0.12)
 MODEL = IntervalClassifier(0.5), 0.5
 pytestmark = pytest.mark.filterwarnings("ignore::smoothadv.base.errors.DoubtfulWarning")
 
@@ -24,34 +24,10 @@ def log(logs) -> Path:
     return logs["cascade"]
 
 
-def test_rows_follow_from_their_counts(log):
-    expected = "idx label predict radius correct time successes trials stage".split()
-    assert header(log) == [*expected, "stage_1_rival", "stage_2_rival"]
-    seen = set()
-    for row in rows(log):
-        stage, own = int(row["stage"]), int(row["successes"])
-        rivals = [int(row[f"stage_{number}_rival"]) for number in (1, 2)]
-        if row["predict"] == "-1":
-            assert row["radius"] == "0.0"
-            continue
-        seen.add(stage)
-        if stage == 1:
-            radius = threshold_radius(own, N, 0.25, 1e-3, 0.7)
-            assert rivals[1] == 0
-        else:
-            first = threshold_radius(N - rivals[0], N, 0.25, 1e-3, 1 - 0.7)
-            last = two_sided_radius(own, rivals[1], N, 0.12, 1e-3, 0.9)
-            radius = min(first, last)
-        assert int(row["trials"]) == N and 0 <= float(row["radius"]) <= radius
-        assert float(row["radius"]) == pytest.approx(radius, abs=1e-12)
-    assert seen == {1, 2}, "both kinds of certificates"
-
-
-def test_counts_are_those_of_draws_of_its_own(log, checkpoints):
+def test_counts_are_those_of_draws_of_its_own(log, stages):
     """A few votes may differ by rounding. The draws of the model alone are others: they may have
     chosen the stages.
     """
-    stages = [(checkpoints[name], sigma) for name, sigma in zip(("PGD", "gaussian"), SIGMAS)]
     differ, compared = 0, 0
     for row in [each for each in rows(log) if each["predict"] != "-1"][:8]:
         for place, stage in enumerate(stages[: int(row["stage"])], start=1):
@@ -72,35 +48,23 @@ def test_counts_are_those_of_draws_of_its_own(log, checkpoints):
     assert sum(abs(int(one) - int(other)) for one, other in pairs) > 20
 
 
-def test_manifest_has_both_stages(log, checkpoints):
-    settings = recorded_settings(log)
-    assert (settings["sigmas"], settings["sigma"], settings["threshold"]) == ([*SIGMAS], 0.25, 0.7)
-    assert settings["method"] == "cascade" and len(settings["checkpoint_sha256"]["stages"]) == 2
-    assert len({*settings["checkpoint_sha256"]["stages"]}) == 2
-    assert [each["objective"]["name"] for each in settings["training"]] == ["SmoothAdv", "Gaussian"]
-
-
-def test_another_cascade_does_not_continue_a_log(cascade, log, workplace, capsys, checkpoints):
-    before = log.read_bytes()
-    order = write_stages(
-        Path("order.toml"), [(checkpoints["gaussian"], 0.12), (checkpoints["PGD"], 0.25)], 0.7
-    )
-    for model, words in [
-        (
-            write_stages(
-                Path("p0.toml"), [(checkpoints["PGD"], 0.25), (checkpoints["gaussian"], 0.12)], 0.8
-            ),
-            "threshold was 0.7, now 0.8",
-        ),
-        (order, "cannot resume"),
+def test_another_cascade_neither_continues_a_log_nor_is_attacked(stages, log, workplace, capsys):
+    before, certify = log.read_bytes(), ("certify", log, *NUMBERS)
+    attack = ("attack", "o", "--against", log, "--device", "cpu")
+    for order, threshold, (command, *options), words in [
+        (stages, 0.8, certify, "threshold was 0.7, now 0.8"),
+        (stages[::-1], 0.7, certify, "cannot resume"),
+        (stages, 0.8, attack, "certifies something else: threshold was 0.7, now 0.8"),
     ]:
-        outcome = call(capsys, "certify", "digits", model, "stages", log, *NUMBERS)
+        model = write_stages(Path("other.toml"), order, threshold)
+        outcome = call(capsys, command, "digits", model, "stages", *options)
         assert outcome.code == 1 and words in outcome.err
     assert log.read_bytes() == before
 
 
 FAULTS = {
-    "no file": ("nowhere.toml", "nowhere.toml is no TOML file with threshold"),
+    "no file": ("", "nowhere.toml is no TOML file with threshold"),
+    "a checkpoint": ("", "two or more [[stage]] with checkpoint and sigma: it is no text"),
     "no stages": ("threshold = 0.7", "found stage = None"),
     "one stage": ('[[stage]]\ncheckpoint = "a"\nsigma = 1', "found 1, expected two or more"),
     "no sigma": ('[[stage]]\ncheckpoint = "a"', "c.toml, [[stage]] 1: found {'checkpoint': 'a'}"),
@@ -120,22 +84,17 @@ FAULTS = {
 }
 
 
-def test_a_checkpoint_is_no_file_of_stages(checkpoints, workplace, capsys):
-    outcome = call(capsys, "certify", "digits", checkpoints["PGD"], "stages", "log.tsv")
-    assert refused(outcome, "two or more [[stage]] with checkpoint and sigma: it is no text")
-
-
 def test_a_rehearsal_counts_the_draws_of_all_stages(cascade, workplace, capsys):
     outcome = call(capsys, "certify", "digits", cascade, "stages", "x.tsv", *NUMBERS, "--dry-run")
     assert "at most 2 times 60 + 600 draws each, 39,600 in all" in outcome.out
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_file_that_is_no_cascade_is_refused_in_one_line(name, workplace, capsys):
+def test_a_file_that_is_no_cascade_is_refused_in_one_line(name, checkpoints, workplace, capsys):
     text, words = FAULTS[name]
-    if not text.endswith(".toml"):
-        Path("c.toml").write_text(text)
-    model = text if text.endswith(".toml") else "c.toml"
+    Path("c.toml").write_text(text)
+    others = {"no file": "nowhere.toml", "a checkpoint": checkpoints["PGD"]}
+    model = others.get(name, "c.toml")
     outcome = call(capsys, "certify", "digits", model, "stages", "log.tsv", *NUMBERS)
     assert refused(outcome, words, code=outcome.code) and not Path("log.tsv").exists()
 
@@ -155,52 +114,23 @@ def test_a_file_that_is_no_cascade_is_refused_in_one_line(name, workplace, capsy
             "--method sequential-cascade is for cascades",
         ),
         ("router", "stages", ["--threshold", "0.7"], "--threshold is for cascades"),
+        ("cascade", "0.25", [], "it is a cascade, or a router: write stages in place of sigma"),
     ],
 )
 def test_contradictions_are_usage_errors(files, workplace, kind, sigma, options, words, capsys):
     outcome = call(capsys, "certify", "digits", files[kind], sigma, "log.tsv", *NUMBERS, *options)
-    assert refused(outcome, words, code=2)
-
-
-def test_a_cascade_given_as_a_checkpoint_is_answered(cascade, workplace, capsys):
-    outcome = call(capsys, "certify", "digits", cascade, 0.25, "log.tsv", *NUMBERS)
-    assert refused(outcome, "it is a cascade, or a router: write stages in place of sigma")
-
-
-def test_another_threshold_is_neither_predicted_with_nor_attacked(cascade, log, workplace, capsys):
-    for command, threshold, options, words in [
-        ("predict", 0.1, ["q.tsv"], "threshold: found 0.1, expected a probability from 0.5"),
-        (
-            *("attack", 0.8, ["o", "--against", log, "--device", "cpu"]),
-            "certifies something else: threshold was 0.7, now 0.8",
-        ),
-    ]:
-        other = Path("other.toml")
-        other.write_text(cascade.read_text().replace("threshold = 0.7", f"threshold = {threshold}"))
-        outcome = call(capsys, command, "digits", other, "stages", *options)
-        assert outcome.code == 1 and words in outcome.err
+    assert refused(outcome, words, code=2 if options else 1)
 
 
 def test_an_attack_makes_the_accuracy_smaller(cascade, workplace):
-    options = ["--attack", "PGD", "--epsilon", 0.2, 1.0, "--num-steps", 5, "--num-noise-vec", 8]
-    succeed("attack", "digits", cascade, "stages", "out", *options, "--N", 500, *NUMBERS[4:])
+    options = ["--attack", "PGD", "--epsilon", 0.2, 1.0, "--num-steps", 4, "--num-noise-vec", 4]
+    few = ["--N", 300, "--skip", 24, "--device", "cpu"]
+    succeed("attack", "digits", cascade, "stages", "out", *options, *few)
     small, large = (
         np.mean([int(row["correct"]) for row in rows(Path(f"out/epsilon_{size}.tsv"))])
         for size in ("0.2", "1")
     )
     assert large < small
-
-
-def test_stages_in_python_are_modules_or_paths(pictures, workplace):
-    """Two classes by a threshold on one pixel: linear, so that the true radius is the distance."""
-    images, labels = pictures
-    stages = [(IntervalClassifier(0.5), sigma) for sigma in (0.5, 0.25)]
-    given = {"images": images, "labels": labels, "stages": stages, "n": 2000, "threshold": 0.8}
-    found = smoothadv.certify(**given, log="log.tsv")
-    distance = np.abs(images[:, 0, 0, 0].numpy() - 0.5)
-    assert (found.predict == found.label).sum() >= 10
-    assert (found.radius <= distance).all() and (found.radius > distance * 0.5 - 0.1).all()
-    pd.testing.assert_frame_equal(found, smoothadv.certify(**given, log="log.tsv"))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +147,7 @@ def test_stages_in_python_are_modules_or_paths(pictures, workplace):
         ({"settings": {"threshold": 0.9}}, "found 'threshold', expected alpha_share"),
         ({"settings": {"sigmas": (1, 2)}}, "found 'sigmas', expected alpha_share"),
         ({"router": MODEL[0]}, "router: found IntervalClassifier"),
-        ({"router": ()}, r"router: found \(\), expected a pair"),
+        ({"router": ()}, "router: found (), expected a pair"),
         ({"router": (None, 0.5)}, "router: found no model"),
         ({"router": (MODEL[0], 0)}, "would smooth nothing"),
         (
@@ -232,24 +162,90 @@ def test_stages_in_python_are_modules_or_paths(pictures, workplace):
 )
 def test_stages_and_routers_that_are_none_are_refused(pictures, given, words):
     images, labels = pictures
-    with pytest.raises(UserError, match=words):
-        smoothadv.certify(
-            **{"images": images, "labels": labels, "stages": [MODEL] * 2, "n": 100, **given}
-        )
+    usual = {"images": images, "labels": labels, "stages": [MODEL] * 2, "n": 100}
+    assert words in refusal(smoothadv.certify, **{**usual, **given})
 
 
-def test_integers_are_stages(workplace, checkpoints):
+def test_integers_are_stages(workplace, integers):
     """Without a bound on rounding they certify the program that runs, on any machine."""
-    for name, sigma in (("PGD", 0.25), ("gaussian", 0.12)):
-        succeed("quantize", "digits", checkpoints[name], sigma, f"{name}.pth.tar")
-    path = write_stages(Path("c.toml"), [("PGD.pth.tar", 0.25), ("gaussian.pth.tar", 0.12)])
-    succeed("certify", "digits", path, "stages", "log.tsv", *NUMBERS, "--sound")
+    path = write_stages(Path("c.toml"), [(integers, 0.25), (integers, 0.12)])
+    succeed("certify", "digits", path, "stages", "log.tsv", *NUMBERS, "--max", 8, "--sound")
     settings = recorded_settings(Path("log.tsv"))
     assert settings["sound"] and "torch" not in settings
     assert max(float(row["radius"]) for row in rows(Path("log.tsv"))) > 0.2
-    succeed("certify", "verify", "log.tsv", "--rows", 5)
+    succeed("certify", "verify", "log.tsv", "--rows", 2)
 
 
 def test_a_sigma_or_stages_are_needed(pictures):
     with pytest.raises(TypeError, match="missing a required argument: 'sigma'"):
         smoothadv.certify(IntervalClassifier(0.5), *pictures)
+
+
+# Cascades and routers
+
+
+of_both = pytest.mark.parametrize("kind", ["cascade", "router"])
+RECORDED = {
+    "cascade": {"sigmas": [0.25, 0.12], "threshold": 0.7},
+    "router": {"sigmas": [0.25, 0.12, 0.2], "threshold": None},
+}
+
+
+@of_both
+def test_the_manifest_has_all_classifiers(kind, logs):
+    settings = settings_of(logs[kind])
+    expected = {**RECORDED[kind], "sigma": 0.25, "method": kind, "num_classes": 10}
+    expected["dataset_fingerprint"] = get_dataset("digits", "test").fingerprint()
+    assert {name: settings.get(name) for name in expected} == expected
+    digests, objectives = settings["checkpoint_sha256"]["stages"], ["SmoothAdv", "Gaussian"]
+    assert len({*digests[:2]}) == 2
+    assert [each["objective"]["name"] for each in settings["training"][:2]] == objectives
+
+
+@of_both
+def test_a_torn_log_is_continued_and_shards_are_merged(kind, files, logs, workplace):
+    log, certify = logs[kind], ("certify", "digits", files[kind], "stages")
+    lines = log.read_bytes().splitlines(keepends=True)
+    Path("torn.tsv").write_bytes(b"".join(lines[:25]) + lines[25][:11])
+    manifest = Path(f"{log}.manifest.json")
+    Path("torn.tsv.manifest.json").write_bytes(manifest.read_bytes())
+    succeed(*certify, "torn.tsv", *NUMBERS)
+    assert timeless(Path("torn.tsv")) == timeless(log)
+    for shard in ("0/2", "1/2"):
+        succeed(*certify, "all.tsv", *NUMBERS, "--max", 8, "--shard", shard)
+    succeed("certify", "merge", "all.tsv")
+    assert timeless(Path("all.tsv")) == timeless(log)[:8]
+
+
+@of_both
+@pytest.mark.parametrize("options", [["--method", "sequential"], ["--sound"]])
+def test_logs_are_verified_by_new_draws(kind, files, workplace, options, capsys):
+    certify = ["certify", "digits", files[kind], "stages", "log.tsv", *NUMBERS, "--max", 8]
+    succeed(*certify, *options)
+    found = call(capsys, "certify", "verify", "log.tsv", "--rows", 4, "--device", "cpu")
+    assert found.code == 0 and "all are equal" in found.out
+    if "--method" in options:
+        radii = {float(row["radius"]) for row in rows(Path("log.tsv"))}
+        assert radii <= {*settings_of("log.tsv")["radii"]}
+
+
+@of_both
+def test_predictions_are_those_of_the_certificates(kind, files, logs, workplace, capsys):
+    predict = ("predict", "digits", files[kind], "stages")
+    succeed(*predict, "p.tsv", "--N", 1000, "--skip", 24, "--device", "cpu")
+    certified = rows(logs[kind])[::2]
+    pairs = [(a["predict"], b["predict"]) for a, b in zip(rows(Path("p.tsv")), certified)]
+    both = [(a, b) for a, b in pairs if "-1" not in (a, b)]
+    assert len(both) > 7 and all(a == b for a, b in both)
+    outcome = call(capsys, *predict, "q.tsv", "--top-k", 2)
+    assert refused(outcome, f"--top-k is not for {kind}s", code=2)
+
+
+@of_both
+def test_no_certificate_is_contradicted_by_an_attack_that_knows_the_stages(
+    kind, files, logs, workplace, capsys
+):
+    options = ["--N", 500, "--num-noise-vec", 4, "--num-steps", 4, "--max", 9, "--device", "cpu"]
+    attack = ("attack", "digits", files[kind], "stages", "out", "--against", logs[kind], *options)
+    outcome = call(capsys, *attack)
+    assert outcome.code == 0 and ", 0 flipped" in outcome.out

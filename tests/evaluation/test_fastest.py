@@ -20,12 +20,16 @@ DRAWS = 10**6
 
 @pytest.fixture
 def rates(monkeypatch):
-    """Makes the measured rates those of a dict by precision; compiled forms get another one."""
+    """Makes the measured rates those of a dict by precision; compiled forms get another one, or an
+    error.
+    """
     asked: list[list[str]] = []
 
-    def set_rates(compiled: float = 0.0, **known: float) -> list[list[str]]:
+    def set_rates(compiled: float | UserError = 0.0, **known: float) -> list[list[str]]:
         def found(forms, images):
             asked.append([*forms])
+            if "plain" in forms and isinstance(compiled, UserError):
+                raise compiled
             if "plain" in forms:
                 return {name: 1.0 if name == "plain" else compiled for name in forms}
             return {name: known[name] for name in forms}
@@ -70,16 +74,8 @@ def test_fastest_form_is_chosen(classifier, rates, capsys, known, compiled, draw
     assert ("certificates are of the classifier in bf16" in said) == (chosen[0] == "bf16")
 
 
-def test_machine_without_compiler_goes_on(classifier, rates, monkeypatch):
-    rates(9.0, fp32=1e3, bf16=1e2)
-    measured = module._rates
-
-    def fails(forms, images):
-        if "plain" in forms:
-            raise UserError("no compiler")
-        return measured(forms, images)
-
-    monkeypatch.setattr(module, "_rates", fails)
+def test_machine_without_compiler_goes_on(classifier, rates):
+    rates(UserError("no compiler"), fp32=1e3, bf16=1e2)
     with pytest.warns(match="--fast goes on without compiling: no compiler"):
         assert choose(classifier) == {"precision": "fp32", "compile": False}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import smoothadv
@@ -69,6 +69,17 @@ def folder(workplace) -> str:
     return "imagefolder:photos"
 
 
+LISTS = {
+    "empty.txt": b"# nothing\n\n",
+    "twice.txt": b"0\n#cat/a.png\n",
+    "cut.txt": b"dog/a.png # 3\n",
+    "unknown.txt": b"cow/a.png\n",
+    "beyond.txt": b"17\n",
+    "binary.txt": b"\xff\xfe\x00",
+    "list.txt": b"dog/7 #1.png\n# a comment\n#dog/a.png\n#cat/b.png\n",
+}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -92,15 +103,10 @@ def folder(workplace) -> str:
     ],
 )
 def test_bad_names_get_one_line(folder, text, words):
-    Path("empty.txt").write_text("# nothing\n\n")
-    Path("twice.txt").write_text("0\n#cat/a.png\n")
-    Path("cut.txt").write_text("dog/a.png # 3\n")
-    Path("unknown.txt").write_text("cow/a.png\n")
-    Path("beyond.txt").write_text("17\n")
-    Path("binary.txt").write_bytes(b"\xff\xfe\x00")
+    for name, content in LISTS.items():
+        Path(name).write_bytes(content)
     dataset = get_dataset(folder, "test")
     assert words in refusal(lambda: images_named(image_set(text), dataset))
-    Path("list.txt").write_text("dog/7 #1.png\n# a comment\n#dog/a.png\n#cat/b.png\n")
     assert images_named("list.txt", dataset) == [1, 2]
 
 
@@ -194,6 +200,7 @@ KEYS = st.sampled_from(["named", "count", "sha256", "indices"])
 VALUES = st.none() | st.integers() | st.text()
 
 
+@settings(max_examples=30)
 @given(VALUES | st.lists(VALUES) | st.dictionaries(KEYS, VALUES | st.just("1,2")))
 def test_any_other_record_is_refused(value):
     assert "image_set" in manifest_fault({"settings": {"image_set": value}, "runs": []})

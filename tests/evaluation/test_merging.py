@@ -1,5 +1,5 @@
-"""Merging joins finished shards in order, or names the fault and writes nothing; gathering takes
-what there is.
+"""Shards: every example is in exactly one. Merging joins finished ones in order, or names the fault
+and writes nothing; gathering takes what there is.
 """
 
 import json
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from smoothadv.base.files import lock
 from smoothadv.evaluation.shards import Shard, gather, merge
@@ -24,6 +26,19 @@ from support.logs_of_attacks import (
     text_of,
     write_rows,
 )
+
+
+@given(st.integers(0, 400), st.integers(1, 50), st.integers(1, 60))
+def test_every_example_is_in_exactly_one_shard_whose_record_says_so(images, step, count):
+    examples = range(0, images, step)
+    shares = [Shard(index, count).of(examples) for index in range(count)]
+    assert sorted(index for share in shares for index in share) == list(examples)
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1, "nobody has more than a fair share"
+    for index, share in enumerate(shares):
+        record = json.loads(json.dumps(Shard(index, count).record(examples)))
+        again = Shard(record["index"], record["count"]).of(range(*record["examples"]))
+        assert list(again) == list(share)
 
 
 def write_shard(log: Path, index: int, count: int = 3, examples=range(0, 35, 5), **changed) -> Path:
@@ -78,14 +93,7 @@ def test_shard_that_was_named_but_is_not_there_is_named(shards, tmp_path):
 @pytest.mark.parametrize("kept, absent", [((1, 2), "0"), ((0, 1), "2"), ((1,), "0, 2")])
 def test_gap_is_refused_with_the_shards_to_make(shards, kept, absent):
     message = merge_refusal([shards[index] for index in kept])
-    assert f"of 7, and shards {absent} lack some" in message
-    assert f"--shard {absent[0]}/3" in message
-
-
-def test_the_same_shard_twice_is_refused_with_both_places(shards, tmp_path):
-    copy = write_shard(tmp_path / "copy" / "log.tsv", 1)
-    message = merge_refusal([*shards, copy])
-    assert str(copy) in message and f"example 5 is in {shards[1]}, too" in message
+    assert f"of 7, and shards {absent} lack some" in message and f"--shard {absent[0]}/3" in message
 
 
 DAMAGES = {
@@ -110,6 +118,7 @@ def test_shard_without_exactly_its_rows_is_refused(shards, damage, words):
 @pytest.mark.parametrize(
     "change, words",
     [
+        ({"index": 1}, "example 5 is in"),
         ({"sigma": 0.5}, "sigma was 0.5, now 0.25"),
         ({"seed": 7}, "seed was 7, now None"),
         ({"radii": [0.0, 0.5]}, "radii was [0.0, 0.5], now None"),
@@ -117,10 +126,13 @@ def test_shard_without_exactly_its_rows_is_refused(shards, damage, words):
         ({"examples": range(7)}, "shard.examples was [0, 7, 1], now [0, 35, 5]"),
     ],
 )
-def test_mixed_settings_are_refused_naming_the_field(shards, tmp_path, change, words):
-    other = write_shard(tmp_path / "other" / "log.tsv", 2, **change)
+def test_mixed_settings_and_one_shard_twice_are_refused_with_both_places(
+    shards, tmp_path, change, words
+):
+    other = write_shard(tmp_path / "other" / "log.tsv", **{"index": 2, **change})
     message = merge_refusal([*shards[:2], other])
-    assert words in message and str(other) in message and str(shards[0]) in message
+    assert words in message and str(other) in message
+    assert str(shards[1 if "index" in change else 0]) in message
 
 
 def test_other_columns_are_refused(shards):

@@ -117,17 +117,3 @@ def test_defaults_depend_on_the_kind_of_run():
     assert AttackSpec(**USUAL, **attack, base_attack=True).num_noise_vec == 1
     assert AttackSpec(**USUAL, **attack).epsilons == (0.5,)
     assert PredictSpec(**USUAL).num_noise_vec is None
-
-
-def test_identity_is_what_decides_the_numbers_before_any_file_is_read():
-    spec = PredictSpec(**USUAL, limit=3, device="cpu", attack=PGD(0.5, 1), top_k=2, seed=4)
-    identity = spec.identity()
-    assert {name: identity[name] for name in ("dataset", "split", "sigma", "N", "seed")} == {
-        "dataset": "digits",
-        "split": "test",
-        "sigma": 0.25,
-        "N": 100_000,
-        "seed": 4,
-    }
-    assert identity["attack"]["epsilon"] == 0.5 and identity["top_k"] == 2
-    assert not {"limit", "max", "device", "batch", "log"} & identity.keys()

@@ -1,11 +1,8 @@
-"""Certification logs without files, and whether all of a figure about them can be seen."""
+"""Certification logs without files."""
 
 from pathlib import Path
 
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.text import Text
 
 from smoothadv.analysis.facts import Facts
 from smoothadv.analysis.logs import Log
@@ -64,31 +61,3 @@ def log(
         notes,
         **values,
     )
-
-
-def texts_around(axes: Axes) -> list[Text]:
-    """The title, the names of the axes, and the labels of the ticks that are drawn."""
-    texts = [axes.title, axes.xaxis.label, axes.yaxis.label]
-    for axis in (axes.xaxis, axes.yaxis):
-        low, high = sorted(axis.get_view_interval())  # beyond it ticks exist, but are not drawn
-        texts += [
-            label
-            for at, label in zip(axis.get_ticklocs(), axis.get_ticklabels())
-            if low <= at <= high
-        ]
-    return texts
-
-
-def cut_off(figure: Figure, texts: list[Text]) -> list[str]:
-    """Those of the ``texts`` of a drawn figure that are not wholly within it."""
-    width, height = figure.bbox.size
-    boxes = [
-        (text.get_text(), text.get_window_extent())
-        for text in texts
-        if text.get_text() and text.get_visible()
-    ]
-    return [
-        text
-        for text, box in boxes
-        if box.x0 < -0.5 or box.y0 < -0.5 or box.x1 > width + 0.5 or box.y1 > height + 0.5
-    ]

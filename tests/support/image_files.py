@@ -1,8 +1,10 @@
-"""Writes image files for the tests of datasets that read folders."""
+"""Image files for the tests of datasets, and the images that a dataset must have."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
 
@@ -19,13 +21,10 @@ def random_image(seed: int, height: int = 4, width: int = 5, channels: int = 3) 
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
-def chw(pixels: np.ndarray) -> np.ndarray:
-    """The float32 [C, H, W] in [0, 1] that a dataset must make of the pixels [H, W, C] or [H,
-    W].
-    """
-    planes = (
-        pixels[None]
-        if pixels.ndim == 2
-        else np.stack([pixels[:, :, channel] for channel in range(3)])
-    )
-    return planes.astype(np.float32) / np.float32(255)
+def assert_holds(dataset, images: np.ndarray, labels: Sequence[int]) -> None:
+    """A dataset has these uint8 pixels [N, C, H, W] and labels, in a batch and one by one."""
+    batches = [torch.arange(len(images))]
+    ((found, numbers),) = dataset.evaluation_batches(batches, torch.device("cpu"))
+    assert len(dataset) == len(images) and numbers.tolist() == [*labels]
+    assert np.array_equal(found.numpy(), images / np.float32(255))
+    assert torch.equal(dataset[1][0], found[1]) and dataset[1][1] == labels[1]

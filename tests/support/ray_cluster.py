@@ -42,8 +42,8 @@ def why_not() -> str:
 
 
 class RayCluster:
-    """A head and worker nodes, from entering this context until it is left; their logs are then
-    below ``folder``.
+    """A head and worker nodes, from entering this context until it is left; what they print is in
+    ``folder``.
 
     Each worker node runs ``cpus`` tasks at a time that ask for one CPU. None has a GPU in Ray's
     books, whether or not this host has any.
@@ -117,17 +117,11 @@ class RayCluster:
         )
 
     def stop(self, *_) -> None:
-        """Kill all that is left of the cluster and copy its logs to ``folder``; harmless if nothing
-        is left.
-        """
+        """Kill all that is left of the cluster; harmless if nothing is left."""
         for node in reversed(self.nodes):
             self.kill_node(node)
         for process in self.started.values():
             process.wait()  # no zombie is left either
-        for logs in self.short.glob("*/session_2*/logs"):
-            shutil.copytree(
-                logs, self.folder / f"logs{logs.parts[-3]}", symlinks=True, dirs_exist_ok=True
-            )
         shutil.rmtree(self.short, ignore_errors=True)
 
     __exit__ = stop

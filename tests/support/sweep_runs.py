@@ -220,3 +220,13 @@ def audit(folder: Path, reference: Path) -> None:
         assert timeless(folder / path) == timeless(reference / path), path
     for name in NAMES:
         assert same_state(model(folder, name), model(reference, name)), name
+
+
+def assert_done(running: Running, reference: Path, count: int = 4) -> None:
+    """All jobs are done, the command printed so for ``count`` of them, and the results show no
+    trace of the fault.
+    """
+    assert running.wait() == 0, running.err + all_output(running.folder)
+    assert running.out.splitlines()[-2] == "tiny: 4 jobs: 4 done" and running.err == ""
+    assert running.out.count("  done    ") == count, running.out
+    audit(running.folder, reference)

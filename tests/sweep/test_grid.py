@@ -1,33 +1,28 @@
-"""Grids read from files: which models they describe, in which order, and which files are refused.
+"""Grids read from files: which models they describe, in which order and folders, and which files
+are refused.
 
 Each grid of this project can be planned here without its data, and its folders say what it makes.
 """
 
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from smoothadv.analysis.facts import facts_of
-from smoothadv.base.errors import UserError
+from smoothadv.sweep.folders import format_value
 from smoothadv.sweep.grid import Grid, read_grid
 from smoothadv.sweep.jobs import BLOCKED, WAITING, SweepJob, state_of
-from support.commands import CODE, call, refused
-from support.sweeping import grid_text, jobs_of, write_grid
+from support.commands import CODE
+from support.refusals import refusal
+from support.sweeping import CERTIFY, grid_text, jobs_of, write_grid
 
 BOTH = {"dataset": "digits", "arch": "digits_resnet8"}
 
 
 def read(folder: Path, *sweeps: dict, **further) -> Grid:
     return read_grid(write_grid(folder / "mine.toml", *sweeps, **further))
-
-
-def options(grid: Grid) -> list[dict]:
-    """The options of each model of a grid."""
-    return [
-        {key: value for key, value in model.options.items() if key not in BOTH}
-        for model in grid.trained
-    ]
 
 
 def test_several_sweeps_add_up_in_their_order(tmp_path):
@@ -151,6 +146,7 @@ BAD = {
     "no processes": ("processes = 0\n" + grid_text(NOISE), ["'processes'", "from 1", "0"]),
     "true threads": ("threads = true\n" + grid_text(NOISE), ["'threads'", "from 1", "True"]),
     "no TOML": ("[[sweep]\n", ["no TOML", "line 1"]),
+    "no text": ("\udcff\udcfe\0", ["no TOML"]),
     "key twice": ("[[sweep]]\nnoise = 1\nnoise = 2", ["no TOML"]),
 }
 for _key in ("outdir", "resume", "overwrite", "data-dir", "device", "debug", "help"):
@@ -188,33 +184,18 @@ for _key in (
 def test_what_is_no_grid_is_refused_in_one_line_naming_file_and_key(tmp_path, what):
     text, words = BAD[what]
     path = tmp_path / "mine.toml"
-    path.write_text(text)
-    with pytest.raises(UserError) as refused:
-        read_grid(path)
-    message = str(refused.value)
-    assert "\n" not in message and str(path) in message
+    path.write_text(text, errors="surrogateescape")
+    message = refusal(read_grid, path, names=path)
     assert [word for word in words if word not in message] == [], message
-
-
-@pytest.mark.parametrize("action", ["plan", "run", "status", "retry", "report"])
-def test_every_action_refuses_with_the_same_message(workplace, capsys, action):
-    (workplace / "binary.toml").write_bytes(b"\xff\xfe\0")
-    for name, words in {"none.toml": "does not exist", "binary.toml": "no TOML"}.items():
-        outcome = call(capsys, "sweep", action, name)
-        assert refused(outcome, name, words) and outcome.out == "", outcome
-    assert call(capsys, "sweep", action).code == 2, "a grid is needed"
-    assert [path.name for path in workplace.iterdir()] == ["binary.toml"]
 
 
 def test_grid_of_this_project_is_found_by_its_name_unless_a_file_has_it(workplace):
     assert read_grid(Path("digits-smoke")) == read_grid(GRIDS["digits-smoke"])
     write_grid(workplace / "digits-smoke", {"noise": 0.5})
     assert read_grid(Path("digits-smoke")).path == Path("digits-smoke")
-    with pytest.raises(
-        UserError,
-        match=r"grid digits-smok does not exist \(did you mean 'digits-smoke'\?\); .*finetune",
-    ):
-        read_grid(Path("digits-smok"))
+    words = "grid digits-smok does not exist (did you mean 'digits-smoke'?); "
+    message = refusal(read_grid, Path("digits-smok"), names=words)
+    assert "finetune" in message
 
 
 FOLDER = CODE.parent / "scripts/grids"
@@ -238,26 +219,25 @@ def test_no_two_models_are_identical_or_in_one_place(jobs):
         assert len(made) == len(read_grid(GRIDS[name]).trained)
 
 
+close = partial(pytest.approx, rel=5e-4)
+
+
 @pytest.mark.parametrize("name", GRIDS)
 def test_logs_tell_what_made_their_models(jobs, name):
     for job in jobs[name]:
         recipe = job.training.expected.recipe
         objective, attack = recipe["objective"], recipe["objective"].get("attack") or {}
-        exact = {key: recipe[key] for key in ("dataset", "arch")}
-        exact |= {"objective": objective["name"], "attack": attack.get("name")}
-        exact["num_steps"] = attack.get("num_steps")
-        close = {"noise": objective["noise_sd"]}
+        expected = {key: recipe[key] for key in ("dataset", "arch")}
+        expected |= {"objective": objective["name"], "noise": close(objective["noise_sd"])}
+        expected |= {"attack": attack.get("name"), "num_steps": attack.get("num_steps")}
         if attack:
-            exact["num_noise_vec"] = objective["num_noise_vec"]
-            close["epsilon"] = attack["epsilon"]
-        for stage in job.evaluations:
-            if stage.words[0] == "certify":
-                found = facts_of("certification", stage.logs[0], {})
-                sigma = {"sigma": stage.expected.settings[0]["sigma"]}
-                assert {key: found.get(key) for key in exact} == exact
-                for key, value in {**close, **sigma}.items():
-                    assert found.get(key) == pytest.approx(value, rel=5e-4)
-                assert isinstance(found.get("training"), str)
+            expected["num_noise_vec"] = objective["num_noise_vec"]
+            expected["epsilon"] = close(attack["epsilon"])
+        for stage in [stage for stage in job.evaluations if stage.words[0] == "certify"]:
+            found = facts_of("certification", stage.logs[0], {})
+            expected["sigma"] = close(stage.expected.settings[0]["sigma"])
+            assert {key: found.get(key) for key in expected} == expected
+            assert isinstance(found.get("training"), str)
 
 
 @pytest.mark.parametrize("name", GRIDS)
@@ -369,3 +349,110 @@ def test_grids_of_the_paper_have_its_values(jobs, name):
     assert {
         stage.expected.selection["skip"] for job in jobs[name] for stage in job.evaluations
     } == {20}
+
+
+# The names of folders say what made the models in them, as the released names do.
+
+
+CIFAR = {"dataset": "cifar10", "arch": "cifar_resnet110"}
+PGD = {"attack": "PGD", "num-steps": 2, "epsilon": 0.25, "noise": 0.25}
+SELF = {**PGD, "use-unlabelled": "a.npz"}
+HERE, FINETUNE = "cifar10/cifar_resnet110/noise_0.25", "finetune_cifar_from_imagenet32"
+
+
+# The released names; the paper's epsilon 127/255 is 0.498.
+TABLE = [
+    ({"noise": 0.25}, f"gaussian/{HERE}"),
+    ({"noise": 0.5}, "gaussian/cifar10/cifar_resnet110/noise_0.50"),
+    ({"noise": 1}, "gaussian/cifar10/cifar_resnet110/noise_1.00"),
+    (
+        {"noise": 0.12, "dataset": "digits", "arch": "digits_resnet8"},
+        "gaussian/digits/digits_resnet8/noise_0.12",
+    ),
+    (PGD, f"PGD_2steps/eps_0.25/{HERE}"),
+    ({**PGD, "num-steps": 1}, f"PGD_1step/eps_0.25/{HERE}"),
+    ({**PGD, "attack": "DDN", "num-steps": 10}, f"DDN_10steps/eps_0.25/{HERE}"),
+    ({**PGD, "epsilon": "127/255"}, f"PGD_2steps/eps_0.498/{HERE}"),
+    ({**PGD, "epsilon": "255/255"}, f"PGD_2steps/eps_1.00/{HERE}"),
+    ({**PGD, "epsilon": 2}, f"PGD_2steps/eps_2.00/{HERE}"),
+    ({**PGD, "num-noise-vec": 8}, f"PGD_2steps_multiNoiseSamples/8-multitrain/eps_0.25/{HERE}"),
+    ({**PGD, "num-noise-vec": 1}, f"PGD_2steps/eps_0.25/{HERE}"),
+    ({**PGD, "base-attack": True}, f"PGD_2steps_baseAttackExp/without_noise/eps_0.25/{HERE}"),
+    ({**PGD, "base-attack": False}, f"PGD_2steps/eps_0.25/{HERE}"),
+    (
+        {**PGD, "noise": 0},
+        "PGD_2steps_baseAttackExp/without_noise/eps_0.25/cifar10/cifar_resnet110/noise_0.00",
+    ),
+    ({**PGD, "pretrained-model": "a.pth.tar"}, f"{FINETUNE}/PGD_2steps/eps_0.25/{HERE}"),
+    (SELF, f"self_training/PGD_2steps/weight_1.0/eps_0.25/{HERE}"),
+    ({**SELF, "unlabelled-weight": 0.5}, f"self_training/PGD_2steps/weight_0.5/eps_0.25/{HERE}"),
+    (
+        {**SELF, "pretrained-model": "b"},
+        f"{FINETUNE}/self_training/PGD_2steps/weight_1.0/eps_0.25/{HERE}",
+    ),
+    ({**PGD, "seed": 3, "epochs": 7}, f"PGD_2steps/eps_0.25/{HERE}"),
+    ({**PGD, "seed": [3]}, f"PGD_2steps/eps_0.25/seed_3/{HERE}"),
+    ({**PGD, "lr": [0.1], "warmup": [5]}, f"PGD_2steps/eps_0.25/lr_0.1/warmup_5/{HERE}"),
+    ({"noise": 0.25, "objective": ["gaussian"]}, f"gaussian/{HERE}"),
+    ({**PGD, "objective": ["smoothadv"]}, f"PGD_2steps/eps_0.25/{HERE}"),
+    (
+        {"noise": 0.25, "objective": ["macer"], "lambda": [3]},
+        f"macer/16-multitrain/lambda_3/{HERE}",
+    ),
+    ({**PGD, "objective": "macer", "num-noise-vec": 1}, f"macer/PGD_2steps/eps_0.25/{HERE}"),
+    ({**PGD, "noise": [0.25], "epsilon": [0.25]}, f"PGD_2steps/eps_0.25/{HERE}"),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "folder"), TABLE, ids=[str(number) for number in range(len(TABLE))]
+)
+def test_folder(options, folder, workplace):
+    (job,) = jobs_of(write_grid(Path("grid.toml"), options, fixed=CIFAR))
+    assert job.name == folder
+
+
+NUMBERS = {
+    **dict.fromkeys((0, "0.0", -0.0, "-0.00", "-0/3"), "0"),
+    **{text: text for text in ("1e400", "1e999999999", "inf", "nan")},
+    **{f"{10**400}/3": f"{10**400}_3", "1/0": "1_0"},
+}
+
+
+@pytest.mark.parametrize("value", NUMBERS)
+def test_zero_has_one_name_and_what_is_no_finite_number_stands_as_it_is(value):
+    assert format_value(value) == NUMBERS[value]
+
+
+def test_logs_lie_below_the_folder_under_split_and_sigma(workplace):
+    certify = [{}, {"name": "fast"}, {"split": "train"}, {"sigma": [0.5, 1]}]
+    (job,) = jobs_of(
+        write_grid(
+            Path("grid.toml"), PGD, fixed=CIFAR, certify=certify, attack=[{"epsilon": [0.25, 1]}]
+        )
+    )
+    logs = [
+        log.relative_to(Path.cwd() / "logs/grid" / job.name).as_posix() for log in sum_of_logs(job)
+    ]
+    assert logs == [
+        "test/sigma_0.25.tsv",
+        "test/sigma_0.25_fast.tsv",
+        "train/sigma_0.25.tsv",
+        "test/sigma_0.50.tsv",
+        "test/sigma_1.00.tsv",
+        "attacked/test/sigma_0.25/epsilon_0.25.tsv",
+        "attacked/test/sigma_0.25/epsilon_1.tsv",
+    ]
+
+
+def sum_of_logs(job) -> list[Path]:
+    return [log for stage in job.evaluations for log in stage.logs]
+
+
+def test_released_epsilons_are_read_in_their_unit(workplace):
+    """The released code counts in 1/256: 64 is a quarter."""
+    sweep = {**PGD, "epsilon": [64, 127, 256], "released-behaviour": True}
+    jobs = jobs_of(write_grid(Path("grid.toml"), sweep, fixed=CIFAR, certify=[CERTIFY]))
+    read = [facts_of("certification", sum_of_logs(job)[0], {}).get("epsilon") for job in jobs]
+    planned = [job.training.expected.recipe["objective"]["attack"]["epsilon"] for job in jobs]
+    assert planned == [0.25, 127 / 256, 1] and read == pytest.approx(planned, rel=5e-4)

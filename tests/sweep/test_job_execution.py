@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.base.errors import DoubtfulWarning, UserError
+from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.sweep import job_execution
 from smoothadv.sweep.engines import SweepContext
 from smoothadv.sweep.engines.local import Local
@@ -31,6 +31,7 @@ from smoothadv.sweep.jobs import (
 )
 from support.commands import rows
 from support.patience import HANG_SECONDS, wait_for
+from support.refusals import refusal
 from support.sweeping import (
     Pretended,
     commands_in,
@@ -50,7 +51,6 @@ linux = pytest.mark.skipif(
 
 @pytest.fixture
 def pretend(workplace) -> Mapping[str, str]:
-    """The environment of pretended stages."""
     return pretending(workplace / "pretender")
 
 
@@ -62,7 +62,6 @@ def making(name: str, *lines: str, title: str = "pretend", before: str = "") -> 
 
 
 def begun() -> list[str]:
-    """The stages that began, in the order in which they did."""
     return Path("begun").read_text().split() if Path("begun").exists() else []
 
 
@@ -326,14 +325,13 @@ def test_last_line(content, line):
 
 def test_too_few_gpus_are_an_error_before_anything_runs():
     job = replace(pretended_job(Path.cwd(), making("a")), processes=2)
-    with pytest.raises(UserError, match="2 processes.* 1 GPU visible"):
-        Local().run([job], SweepContext("name", Path("logs"), ("0",)), print)
+    context = SweepContext("name", Path("logs"), ("0",))
+    refusal(Local().run, [job], context, print, names="2 processes, but only 1 GPU visible")
     assert begun() == []
 
 
 @pytest.mark.slow
 def test_two_processes_share_each_stage_of_a_job():
-    """Half a minute."""
     further = {
         "certify": [{"max": 6, "N": 200}],
         "attack": [{"max": 4, "N": 100, "epsilon": 0.5, "num-steps": 1}],

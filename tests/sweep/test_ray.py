@@ -15,7 +15,7 @@ from support import sweep_runs
 from support.commands import ENVIRONMENT
 from support.patience import wait_for
 from support.ray_cluster import HEAD, RayCluster, why_not
-from support.sweep_runs import NAMES, Running
+from support.sweep_runs import NAMES
 from support.sweeping import processes_with
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
@@ -43,18 +43,7 @@ def on(cluster: RayCluster) -> tuple[list[str], dict[str, str]]:
     return [*RUN, "--address", cluster.address], {**ENVIRONMENT, **cluster.environment}
 
 
-def assert_done(running: Running, reference: Path, count: int = 4) -> None:
-    """All jobs are done, the command printed so for each, and the results show no trace of the
-    fault.
-    """
-    assert running.wait() == 0, running.err + sweep_runs.all_output(running.folder)
-    assert running.out.splitlines()[-2] == "tiny: 4 jobs: 4 done" and running.err == ""
-    assert running.out.count("  done    ") == count, running.out
-    sweep_runs.audit(running.folder, reference)
-
-
 def stages_by_name(folder: Path) -> dict[str, int]:
-    """The process of each job's running stage."""
     return {name: process for name in NAMES for process in sweep_runs.stages(folder, name)}
 
 
@@ -75,7 +64,7 @@ def test_jobs_of_a_lost_node_are_done_on_another(cluster, folder, reference, wha
         else:
             os.kill(cluster.raylet(0), signal.SIGKILL)
         lost = [name for name in NAMES if working[name] in there]
-        assert_done(running, reference)
+        sweep_runs.assert_done(running, reference)
     assert len(lost) == 2
     assert [sweep_runs.attempts(folder, name) for name in NAMES] == [
         1 + (name in lost) for name in NAMES
@@ -86,13 +75,6 @@ def test_jobs_of_a_lost_node_are_done_on_another(cluster, folder, reference, wha
             what == "node" or "resuming" in log.partition("stopped by SIGTERM")[2]
         ), log
         assert what == "node" or "resuming" not in log.partition("stopped by SIGTERM")[0], log
-
-
-def test_sweep_starts_ray_itself(own_ray, folder, reference):
-    with sweep_runs.started(folder, *RUN, environment=own_ray) as running:
-        assert_done(running, reference)
-    assert [sweep_runs.attempts(folder, name) for name in NAMES] == [1] * 4
-    assert (folder / "logs/tiny/ray.log").exists()
 
 
 def test_lost_head_ends_the_sweep_and_another_one_takes_it_on(folder, reference, tmp_path):
@@ -108,7 +90,7 @@ def test_lost_head_ends_the_sweep_and_another_one_takes_it_on(folder, reference,
         words, environment = on(cluster)
         left = sweep_runs.ran(folder, "status").out.count("| stopped |")
         with sweep_runs.started(folder, *words, environment=environment) as running:
-            assert_done(running, reference, left)
+            sweep_runs.assert_done(running, reference, left)
 
 
 def test_interrupted_sweep_stops_the_ray_that_it_has_started(own_ray, folder, reference):
@@ -127,8 +109,9 @@ def test_interrupted_sweep_stops_the_ray_that_it_has_started(own_ray, folder, re
     assert sum(stopped) == 2 and "2 stopped" in output.splitlines()[-1], output
     assert "running" not in output
     wait_for(lambda: not processes_with("RAY_TMPDIR", own_ray["RAY_TMPDIR"]))
+    assert (folder / "logs/tiny/ray.log").exists()
     with sweep_runs.started(folder, *RUN, environment=own_ray) as running:
-        assert_done(running, reference)
+        sweep_runs.assert_done(running, reference)
 
 
 @pytest.mark.parametrize("way", ["option", "variable"])

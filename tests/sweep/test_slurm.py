@@ -12,7 +12,7 @@ import pytest
 
 from support import sweep_runs
 from support.slurm import Cluster, why_not
-from support.sweep_runs import NAMES, Running
+from support.sweep_runs import NAMES
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
 IN_QUEUE = {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED", "STOPPED"}
@@ -36,7 +36,6 @@ def cluster(shared) -> Iterator[Cluster]:
 
 
 def queue(cluster: Cluster) -> list[str]:
-    """The jobs that wait or run."""
     return [number for number, state in cluster.jobs().items() if state in IN_QUEUE]
 
 
@@ -50,14 +49,6 @@ def job_id(folder: Path, name: str) -> str:
 def restarts(cluster: Cluster, folder: Path) -> dict[str, int]:
     """How often each job was put into the queue again."""
     return {name: int(cluster.job(job_id(folder, name))["Restarts"]) for name in NAMES}
-
-
-def assert_done(running: Running, reference: Path) -> None:
-    """All jobs are done, the command printed so, and the results show no trace of the fault."""
-    assert running.wait() == 0, running.err + sweep_runs.all_output(running.folder)
-    assert running.out.splitlines()[-2] == "tiny: 4 jobs: 4 done" and running.err == ""
-    assert [running.out.count(f"done    {name}\n") for name in NAMES] == [1] * 4
-    sweep_runs.audit(running.folder, reference)
 
 
 def assert_went_on(folder: Path, name: str) -> None:
@@ -79,7 +70,7 @@ def test_preempted_jobs_go_on(cluster, folder, reference):
         ]
         other = str(cluster.submit(*command, cwd=cluster.folder))
         cluster.wait_until(lambda: cluster.jobs()[other] == "COMPLETED")
-        assert_done(running, reference)
+        sweep_runs.assert_done(running, reference)
     requeued = [name for name, count in restarts(cluster, folder).items() if count]
     stopped = [
         name for name in requeued if "stopped by SIGTERM" in sweep_runs.job_log(folder, name)
@@ -90,7 +81,6 @@ def test_preempted_jobs_go_on(cluster, folder, reference):
 
 
 def watcher_of(stage: int) -> int:
-    """The process that has started a stage."""
     parent = int(Path(f"/proc/{stage}/stat").read_text().rpartition(")")[2].split()[1])
     assert "submitit.core._submit" in Path(f"/proc/{parent}/cmdline").read_text().split("\0")
     return parent
@@ -140,7 +130,7 @@ def test_jobs_of_a_lost_node_go_on_at_another(cluster, folder, reference):
             cluster.wait_until(lambda: all(restarts(cluster, folder)[name] for name in on_n1))
             for name in on_n1:  # else not before two minutes have passed
                 cluster.run("scontrol", "update", f"JobId={job_id(folder, name)}", "StartTime=now")
-            assert_done(running, reference)
+            sweep_runs.assert_done(running, reference)
         finally:
             cluster.recover("n1")
             cluster.wait_until(
@@ -160,7 +150,6 @@ def test_jobs_of_a_lost_node_go_on_at_another(cluster, folder, reference):
 
 
 def test_detached_sweep_is_left_to_slurm_and_submitted_once(cluster, folder, reference):
-    """40 seconds."""
     first = sweep_runs.ran(folder, *RUN, "--detach", environment=cluster.environment)
     assert (first.process.returncode, first.err) == (0, "")
     assert len(queue(cluster)) == 4
@@ -180,7 +169,6 @@ def test_detached_sweep_is_left_to_slurm_and_submitted_once(cluster, folder, ref
 
 
 def test_interrupted_sweep_leaves_its_jobs_to_slurm(cluster, folder, reference):
-    """50 seconds."""
     with sweep_runs.started(folder, *RUN, environment=cluster.environment) as running:
         running.wait_until(lambda: sweep_runs.in_training(folder))
         running.interrupt()

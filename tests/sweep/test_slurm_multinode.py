@@ -61,7 +61,6 @@ def final_state(cluster: Cluster, job: int) -> str:
 
 @pytest.fixture(scope="module")
 def whole(cluster, tmp_path_factory) -> Path:
-    """The run without any disturbance."""
     folder = tmp_path_factory.mktemp("whole")
     assert final_state(cluster, submit(cluster, folder)) == "COMPLETED", output_of(folder)
     assert "2 processes on cpu" in output_of(folder) and len(read(folder / "run")["runs"]) == 1
@@ -96,7 +95,6 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_disturbed_job_ends_with_the_weights_of_one_that_was_not(cluster, whole, tmp_path, fault):
-    """40 seconds each, a minute where a node is lost."""
     job = submit(cluster, tmp_path)
     cluster.wait_until(lambda: has_epochs(tmp_path, 2))
     FAULTS[fault](cluster, job)
@@ -131,7 +129,6 @@ def test_job_is_stopped_before_its_time_is_over_and_goes_on(cluster, tmp_path):
 
 
 def test_cancelled_job_does_not_come_back(cluster, tmp_path):
-    """20 seconds."""
     job = submit(cluster, tmp_path, epochs=100_000)
     cluster.wait_until(lambda: has_epochs(tmp_path, 1))
     cluster.run("scancel", job)
@@ -142,7 +139,6 @@ def test_cancelled_job_does_not_come_back(cluster, tmp_path):
 
 
 def test_refused_option_ends_the_job(cluster, tmp_path):
-    """Ten seconds."""
     job = submit(cluster, tmp_path, "--no-such-option")
     assert final_state(cluster, job) == "FAILED" and cluster.job(job)["Restarts"] == "0"
     assert "error: unknown option --no-such-option" in output_of(tmp_path)

@@ -1,5 +1,5 @@
 """The state of a job, judged by its files; files made with other settings neither count as done nor
-are replaced.
+are replaced. Second stages: the best models are certified on more images, and ensembles evaluated.
 
 Commands are faked: tests/sweep/test_planning.py shows that real ones write what is expected here.
 """
@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.records.logs import manifest_path
+from smoothadv.analysis.facts import facts_of
+from smoothadv.records.logs import manifest_path, recorded_settings
 from smoothadv.sweep.jobs import (
     BLOCKED,
     DONE,
@@ -25,11 +26,12 @@ from smoothadv.sweep.jobs import (
     state_of,
 )
 from smoothadv.sweep.stages import unmet_need
-from support.commands import call, snapshot
+from support.commands import call, rows, snapshot
 from support.sweeping import (
     CERTIFY,
     FIXED,
     fake,
+    fake_commands,
     finish,
     jobs_of,
     write_grid,
@@ -37,18 +39,17 @@ from support.sweeping import (
 
 pytestmark = pytest.mark.usefixtures("workplace")
 ATTACK = {"max": 3, "N": 100, "num-steps": 1, "num-noise-vec": 2, "epsilon": [0.25, 0.5]}
-FOLDER = Path("gaussian/digits/digits_resnet8/noise_0.25")
-LOG = Path("logs/grid", FOLDER, "test/sigma_0.25.tsv")
-MODEL = Path("models/grid", FOLDER)
+GRID = Path("grid.toml")
+HERE = "digits/digits_resnet8/noise_0.25"
+LOG = Path("logs/grid/gaussian", HERE, "test/sigma_0.25.tsv")
+MODEL = Path("models/grid/gaussian", HERE)
 OTHER = Path("other.pth.tar")
 PRETRAINED = {**FIXED, "pretrained-model": str(OTHER)}
 
 
 def the_job(fixed: dict = FIXED, certify: dict = CERTIFY, **further) -> SweepJob:
     """The job of a grid of one model, in the working folder."""
-    (job,) = jobs_of(
-        write_grid(Path("grid.toml"), {"noise": 0.25}, fixed=fixed, certify=[certify], **further)
-    )
+    (job,) = jobs_of(write_grid(GRID, {"noise": 0.25}, fixed=fixed, certify=[certify], **further))
     return job
 
 
@@ -100,12 +101,6 @@ def test_state_is_that_of_the_files(done, what):
     change()
     state = state_of(done)
     assert state.kind is expected and detail in state.detail, state
-
-
-def test_job_without_files_waits_and_changes_nothing():
-    job = the_job()
-    assert state_of(job).kind is WAITING and state_of(job).detail == ""
-    assert not Path("models").exists() and not Path("logs").exists()
 
 
 def test_job_that_has_begun_is_stopped_until_all_is_done():
@@ -247,7 +242,7 @@ def test_other_weights_to_start_from_make_another_model():
 def test_a_student_waits_for_the_teacher_and_is_not_that_of_another_one():
     teacher = MODEL / "checkpoint.pth.tar"
     student = {"noise": 0.25, "objective": "cat-rs", "teacher": str(teacher), "group": "B"}
-    first, second = jobs_of(write_grid(Path("grid.toml"), student, {"noise": 0.25}))
+    first, second = jobs_of(write_grid(GRID, student, {"noise": 0.25}))
     assert kind(first) is BLOCKED and str(teacher) in state_of(first).detail
     for job in (second, first):
         assert kind(job) is WAITING
@@ -289,3 +284,113 @@ def test_holder_of_the_lock_works_on_the_job_whatever_the_record_says(state):
         with pytest.raises(BusyError, match="is being worked on"), job.record.claim(0):
             pass
     assert job.record.holder() == "" and kind(job) is not RUNNING
+
+
+# The best models, and ensembles
+
+
+SWEEP = {"noise": [0.25, 0.5, 1.0], "group": "A"}
+FEW = {"name": "all", "max": 5, "N": 200}
+MORE = {"name": "more", "max": 9, "N": 300}
+HERE = "digits/digits_resnet8/noise_0.25"
+
+
+def log(noise: str, name: str) -> Path:
+    folder = f"logs/grid/gaussian/digits/digits_resnet8/noise_{noise}"
+    return Path(folder, f"test/sigma_{noise}_{name}.tsv")
+
+
+def sweep(capsys, action: str, *options: object):
+    return call(capsys, "sweep", action, GRID, "--device", "cpu", *options)
+
+
+@pytest.mark.parametrize(
+    ("best", "is_whole", "begun", "made"),
+    [
+        ("all", True, "2 stopped, 1 done", ["0.25", "0.50"]),
+        (
+            True,
+            False,
+            "1 stopped, 2 done; the best models, for 'more', are not known yet",
+            ["1.00"],
+        ),
+    ],
+)
+def test_best_models_are_certified_on_more_images_as_soon_as_all_have_been_compared(
+    best, is_whole, begun, made, capsys, monkeypatch
+):
+    """At noise 0.25 one of three models is best at radius 0.25, at 0.5 one up to 0.75, until the
+    log of the third one is made anew in the same run, where it is the best at all radii.
+    """
+    fake_commands(monkeypatch)
+    write_grid(GRID, SWEEP, certify=[FEW, {**MORE, "best": best}])
+    for job, certified in zip(jobs_of(GRID), (4, 3, 0)):
+        finish(job, certified)
+    kept = log("1.00", "all").read_text()
+    log("1.00", "all").write_text("".join(kept.splitlines(keepends=True)[:-1]))
+    assert all([table.name for table in job.pending] == ["more"] for job in jobs_of(GRID))
+    assert sweep(capsys, "plan").out.count("perhaps certify more") == 3
+    if is_whole:
+        log("1.00", "all").write_text(kept)
+    outcome = sweep(capsys, "run")
+    first, *_, last, _ = outcome.out.splitlines()
+    assert outcome.code == 0 and first.startswith(f"grid: 3 jobs: {begun}")
+    assert last == "grid: 3 jobs: 3 done"
+    assert [noise for noise in ("0.25", "0.50", "1.00") if log(noise, "more").exists()] == made
+    assert {len(rows(log(noise, "more"))) for noise in made} == {9}
+    assert "nothing to do" in sweep(capsys, "run").out
+    assert sweep(capsys, "report").code == 0
+    assert "on other images" in Path("logs/grid/report.html").read_text()
+
+
+SEEDS = {"noise": 0.25, "seed": [0, 1], "group": "single"}
+TOGETHER = Path(f"logs/grid/gaussian/ensemble_of_2_probabilities/{HERE}/test/sigma_0.25.tsv")
+MEMBERS = [Path(f"models/grid/gaussian/seed_{seed}/{HERE}/checkpoint.pth.tar") for seed in (0, 1)]
+
+
+def test_one_run_trains_the_members_and_then_evaluates_them_together(capsys, monkeypatch):
+    fake_commands(monkeypatch)
+    ensemble = {"of": "single", "mean": "probabilities"}
+    attack = {**CERTIFY, "group": "single ensemble", "epsilon": 0.5, "num-steps": 1}
+    write_grid(GRID, SEEDS, ensemble=[ensemble], certify=[CERTIFY], attack=[attack])
+    together = jobs_of(GRID)[2]
+    assert together.training is None and together.group == "single ensemble"
+    members = tuple(Path.cwd() / path for path in MEMBERS)
+    assert {stage.needs for stage in together.evaluations} == {members}
+    outcome = sweep(capsys, "run")
+    assert outcome.code == 0, outcome
+    assert "3 jobs: 2 waiting, 1 blocked" in outcome.out and "3 jobs: 3 done" in outcome.out
+    assert len(recorded_settings(TOGETHER)["checkpoint_sha256"]["probabilities"]) == 2
+    found = facts_of("certification", TOGETHER, {})
+    # What all members have in common.
+    assert found.get("training") == "Gaussian" and found.get("noise") == 0.25
+    assert "nothing to do" in sweep(capsys, "run").out
+    assert sweep(capsys, "report").code == 0
+    assert "single ensemble" in Path("logs/grid/report.html").read_text()
+    MEMBERS[1].write_bytes(MEMBERS[0].read_bytes())
+    state = state_of(together)
+    assert state.kind is FAILED and "another model" in state.detail
+    assert f"{MEMBERS[0]} or " in state.detail
+
+
+def test_members_of_several_architectures_are_named_by_both():
+    models = {"noise": [0.25, 0.5], "arch": ["digits_resnet8", "cifar_resnet20"], "group": "A"}
+    write_grid(GRID, models, ensemble=[{"of": "A", "over": "arch"}], certify=[CERTIFY])
+    names = [job.name for job in jobs_of(GRID) if job.training is None]
+    both = "digits/digits_resnet8+cifar_resnet20"
+    assert names == [f"gaussian/ensemble_of_2/{both}/noise_{noise}" for noise in ("0.25", "0.50")]
+
+
+def test_a_member_of_another_recipe_is_not_evaluated():
+    """The grid was edited after a member had been trained, so that its own job fails, and the
+    ensemble must too.
+    """
+    for weight_decay in (0.1, 0.5):
+        models = {**SEEDS, "weight-decay": weight_decay}
+        write_grid(GRID, models, ensemble=[{"of": "single"}], certify=[CERTIFY])
+        for job in jobs_of(GRID)[:2] * (weight_decay == 0.1):
+            fake(job.training)
+    for job in jobs_of(GRID):
+        state = state_of(job)
+        assert state.kind is FAILED, job.name
+        assert "holds a model of another recipe" in state.detail

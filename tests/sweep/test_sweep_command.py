@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.analysis.facts import facts_of
-from smoothadv.records.logs import manifest_path, recorded_settings
+from smoothadv.records.logs import manifest_path
 from smoothadv.sweep import expectations, job_execution
 from smoothadv.sweep.command import context_of
 from smoothadv.sweep.engines import SweepContext
@@ -89,25 +88,17 @@ def test_sweep_trains_and_certifies_every_model(workplace, capsys, warm, monkeyp
     assert all(" done " in line for line in jobs) and "sweep report grid.toml" in advice
     for folder, log in zip(FOLDERS, LOGS):
         model, job_log = Path("models/grid", folder), Path("logs/grid", folder, "job.log")
-        names = sorted(path.name for path in model.iterdir())
-        assert names == ["args.json", "checkpoint.pth.tar", "log.txt"]
         assert len(rows(model / "log.txt")) == 2
         assert [row["idx"] for row in rows(log)] == list("01234")
         text = job_log.read_text()
         assert "saved models/grid/" in text and "certified accuracy" in text
         assert commands_in(job_log) == 2
-    settings = recorded_settings(LOGS[1])
-    assert settings["training"]["objective"]["attack"]["epsilon"] == 0.5 and settings["N"] == 200
     before, contents = files(workplace), snapshot(workplace)
     for action in ("run", "retry", "status"):
         outcome = sweep(capsys, action)
         assert outcome.code == 0 and outcome.err == "" and "2 done" in outcome.out
         assert ("nothing to do" in outcome.out) == (action != "status")
     assert files(workplace) == before and snapshot(workplace) == contents
-    manifest_path(LOGS[1]).unlink()
-    found = facts_of("certification", LOGS[1], {})
-    values = [found.get(name) for name in ("training", "epsilon", "num_steps")]
-    assert values == ["SmoothAdv-PGD", 0.5, 1]
 
 
 def test_jobs_that_fail_or_lack_a_file_stop_no_other(done, capsys, monkeypatch):
@@ -183,13 +174,14 @@ def test_only_some_jobs(done, capsys, monkeypatch):
     assert refused(sweep(capsys, "run", "--only", "none*"), "none*")
 
 
-def test_plan_prints_what_would_be_done_and_does_nothing(workplace, capsys):
+def test_plan_prints_what_would_be_done_and_a_report_on_nothing_is_refused(workplace, capsys):
     the_grid(about="Two models", models="m", logs="l")
     outcome = sweep(capsys, "plan")
     head = "grid: Two models\n2 jobs, 2 models = 1 + 1\nmodels in m, logs in l\n"
     assert outcome.code == 0 and outcome.out.startswith(head)
     assert all(outcome.out.count(word) == 1 for word in [*FOLDERS, "Gaussian", "SmoothAdv"])
     assert outcome.out.count("certify sigma_0.25") == 2
+    assert refused(sweep(capsys, "report"), "2 jobs")
     assert [path.name for path in workplace.iterdir()] == ["grid.toml"]
 
 
@@ -228,12 +220,6 @@ def test_report_is_about_the_groups_and_leaves_out_what_is_unfinished(done, caps
     assert str(LOGS[1]) in page
 
 
-def test_report_on_nothing_is_refused(workplace, capsys):
-    the_grid()
-    assert refused(sweep(capsys, "report"), "2 jobs")
-    assert [path.name for path in workplace.iterdir()] == ["grid.toml"]
-
-
 def begun_certifying(folder: Path, name: str) -> bool:
     logs = [*(folder / "logs/tiny" / name).rglob("*.tsv")]
     return bool(logs) and len(rows(logs[0])) >= 5
@@ -241,7 +227,6 @@ def begun_certifying(folder: Path, name: str) -> bool:
 
 @pytest.mark.slow
 def test_sweep_killed_in_all_of_its_phases_is_completed_by_the_same_command(workplace, reference):
-    """A minute."""
     sweep_runs.lay_out(workplace)
     for name in sweep_runs.NAMES[:2]:
         for in_phase in (sweep_runs.trained_epochs, begun_certifying):
@@ -259,7 +244,6 @@ def test_sweep_killed_in_all_of_its_phases_is_completed_by_the_same_command(work
     ("number", "code", "jobs"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2)]
 )
 def test_interrupted_sweep_saves_reports_and_continues(workplace, reference, number, code, jobs):
-    """Half a minute each."""
     command = ["run", *CPU, "--jobs", jobs]
     with sweep_runs.started(
         sweep_runs.lay_out(workplace), *command, environment=ENVIRONMENT
