@@ -272,10 +272,8 @@ class _ExceedingOnGrid(Adaptive):
         own = self.smoothing
         return radius_probability(float(radius), own.sigma, own.noise_distance, self.threshold)
 
-    def successes(self, votes: np.ndarray, candidate: int) -> int:
-        if self.of_others:
-            return int(votes.sum()) - strongest_rival(votes, candidate)
-        return super().successes(votes, candidate)
+    def successes(self, own: int, others: int) -> int:
+        return others if self.of_others else own
 
 
 @PROCEDURES.register("sequential-cascade")

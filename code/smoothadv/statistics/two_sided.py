@@ -11,7 +11,7 @@ import numpy as np
 from smoothadv.base.settings import SettingError, number, setting
 from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES, FixedSample
 from smoothadv.statistics.bounds import two_sided_radius
-from smoothadv.statistics.ranges import within_ranges
+from smoothadv.statistics.ranges import trusting, within_ranges
 
 DEFAULT_SHARE = 0.9
 RIVAL = "rival"
@@ -40,7 +40,9 @@ def strongest_rival(votes: np.ndarray, candidate: int) -> int:
     """
     if not 0 <= candidate < len(votes):
         raise SettingError(f"candidate: found {candidate}, expected one of {len(votes)} classes")
-    return int(np.delete(votes, candidate).max(initial=0))
+    others = votes.copy()
+    others[candidate] = 0
+    return int(others.max())
 
 
 @PROCEDURES.register("two-sided")
@@ -81,4 +83,4 @@ class TwoSided(FixedSample):
         return -1.0 if radius is None else radius
 
     def rivals(self, votes: np.ndarray, candidate: int) -> list[int]:
-        return [strongest_rival(votes, candidate)]
+        return [trusting(strongest_rival)(votes, candidate)]
