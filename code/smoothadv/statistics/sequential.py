@@ -94,7 +94,7 @@ class Sequential(GridProcedure):
             least = trusting(futility_probability)(drawn, n_max, self.null(following), *_FUTILITY)
             quantile = trusting(predictive_quantile)
             likely = [quantile(count, drawn, n_max, least) for count in (own, others)]
-        return self.certified(*likely, -1) < following
+        return self.certified(likely[0], likely[1], -1) < following
 
     @cached_property
     def _hypotheses(self) -> tuple[np.ndarray, np.ndarray]:
