@@ -90,8 +90,9 @@ def certified_radius(
     the exact value, and for alpha up to .99 within 1e-8 sigma of it. Same unit as ``sigma``. None
     where p_lower < 1/2. ValueError on impossible counts, alpha outside (0, 1) or sigma <= 0.
     """
-    failure = trusting(failure_upper_bound)(successes, trials, alpha)
-    return trusting(radius_of)(failure, sigma, noise_distance)
+    return trusting(radius_of)(
+        trusting(failure_upper_bound)(successes, trials, alpha), sigma, noise_distance
+    )
 
 
 @within_ranges

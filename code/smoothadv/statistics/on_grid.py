@@ -54,9 +54,8 @@ class OnGrid(Procedure):
         super().__post_init__()
         radii = PAPER_RADII if self.radii is None else self.radii
         if self.smoothing.alpha < SMALLEST_ALPHA:
-            name = type(self).__name__.lower()
             raise ValueError(
-                f"alpha must be at least {SMALLEST_ALPHA:g} for {name}, got "
+                f"alpha must be at least {SMALLEST_ALPHA:g} for {type(self).__name__.lower()}, got "
                 f"{self.smoothing.alpha:g}"
             )
         # One order, one description: the same radii in another order are the same procedure.
@@ -121,14 +120,15 @@ class GridProcedure(OnGrid):
         """
 
     def null(self, radius: float) -> float:
-        """The largest p_A for which a radius is not certified by p_A alone."""
-        own = self.smoothing
-        return trusting(radius_probability)(float(radius), own.sigma, own.noise_distance)
+        """The largest p_A for which a radius is not certified by p_A alone; of a procedure with a
+        ``threshold``, that must be exceeded in place of 1/2.
+        """
+        own, threshold = self.smoothing, getattr(self, "threshold", 0.5)
+        return trusting(radius_probability)(float(radius), own.sigma, own.noise_distance, threshold)
 
     def shown(self, row: Mapping[str, int]) -> float | None:
         rival = row.get(RIVAL, row["trials"] - row["successes"])
-        radius = self.certified_by(row["successes"], rival, row["trials"])
-        return None if radius < 0 else radius
+        return self.largest(self.certified_by(row["successes"], rival, row["trials"]))
 
     def certified_by(self, own: int, rival: int, trials: int) -> float:
         """As ``certified``, of the counts of the candidate and of its strongest rival; negative
@@ -136,9 +136,9 @@ class GridProcedure(OnGrid):
         """
         if trials not in self.looks:
             return -1.0
-        # Without a rival there are no votes for others.
-        others = trials - rival if rival else own
-        return self.certified(own, others, int(np.searchsorted(self.looks, trials)))
+        look = int(np.searchsorted(self.looks, trials))
+        # Without a rival, all votes are for the candidate.
+        return self.certified(own, trials - rival if rival else own, look)
 
     def details(self, own: Bound, votes: Votes, radius: float) -> dict[str, int]:
         rival = strongest_rival(votes[0], own.chosen)
@@ -148,8 +148,7 @@ class GridProcedure(OnGrid):
         """The ``votes`` [K] for the candidate, and those for all classes but its strongest
         rival.
         """
-        rival = trusting(strongest_rival)(votes, candidate)
-        return int(votes[candidate]), int(votes.sum()) - rival
+        return int(votes[candidate]), int(votes.sum()) - trusting(strongest_rival)(votes, candidate)
 
     def decide(
         self, selection: np.ndarray, candidate: int, most: float, stage: int
@@ -167,8 +166,10 @@ class GridProcedure(OnGrid):
                 if (radius := self.certified(*counts, look)) > best or best < 0:
                     best, deciding = max(radius, -1.0), votes
                 following = next((r for r in self.radii if best < r <= most), None)
-                if following is None or n == self.smoothing.n:
-                    break
-                if self.is_futile(*counts, look, following):
+                if (
+                    following is None
+                    or n == self.smoothing.n
+                    or self.is_futile(*counts, look, following)
+                ):
                     break
         return Looked(best, deciding, drawn, looks)

@@ -11,7 +11,6 @@ from typing import ClassVar
 import numpy as np
 from scipy import special
 
-from smoothadv.base.settings import setting
 from smoothadv.statistics import PROCEDURES
 from smoothadv.statistics.bounds import quantile_loss
 from smoothadv.statistics.error_spending import (
@@ -23,7 +22,7 @@ from smoothadv.statistics.error_spending import (
 )
 from smoothadv.statistics.on_grid import GridProcedure
 from smoothadv.statistics.ranges import trusting
-from smoothadv.statistics.two_sided import RIVAL, SHARE, check_share
+from smoothadv.statistics.two_sided import RIVAL, SharedAlpha
 
 STEPS = 50
 """Hypotheses per unit of Phi^-1(p): sums of two are radii sigma / 100 apart."""
@@ -38,7 +37,7 @@ whether a statement is true."""
 
 @PROCEDURES.register("sequential")
 @dataclass(frozen=True)
-class Sequential(GridProcedure):
+class Sequential(SharedAlpha, GridProcedure):
     """Decide radii by lower bounds on p_A and upper bounds on the strongest rival; stop as soon as
     that is known.
 
@@ -58,11 +57,6 @@ class Sequential(GridProcedure):
     certificate: ClassVar[str] = "two-sided"
     default_n: ClassVar[int] = 150_000
     further_columns: ClassVar[tuple[str, ...]] = (RIVAL,)
-    alpha_share: float = setting(**SHARE)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share(self.alpha_share, self.smoothing.alpha)
 
     @property
     def tables(self) -> list[np.ndarray]:
@@ -77,8 +71,9 @@ class Sequential(GridProcedure):
         rival_step = int(rival[:, look].searchsorted(others, side="right"))
         if rival_step <= step:
             return float(radii[row])
-        distance = self.smoothing.noise_distance
-        loss = trusting(quantile_loss)(step / STEPS, rival_step / STEPS, distance)
+        loss = trusting(quantile_loss)(
+            step / STEPS, rival_step / STEPS, self.smoothing.noise_distance
+        )
         # The margin of 1e-15 in each hypothesis exceeds the rounding of this radius.
         sigma = self.smoothing.sigma
         both = sigma * (step + rival_step) / (2 * STEPS) - sigma * loss
@@ -88,12 +83,13 @@ class Sequential(GridProcedure):
         n_max = self.smoothing.n
         if look < 0:
             bounds = success_upper_bound([own, others], self.smoothing.n0, _GAMMA)
-            likely = (n_max * bounds).tolist()
+            likely = [n_max * bound for bound in bounds.tolist()]
         else:
             drawn = int(self.looks[look])
             least = trusting(futility_probability)(drawn, n_max, self.null(following), *_FUTILITY)
-            quantile = trusting(predictive_quantile)
-            likely = [quantile(count, drawn, n_max, least) for count in (own, others)]
+            likely = [
+                trusting(predictive_quantile)(count, drawn, n_max, least) for count in (own, others)
+            ]
         return self.certified(likely[0], likely[1], -1) < following
 
     @cached_property
