@@ -256,7 +256,7 @@ def test_each_sequential_bound_has_the_distance_of_its_own_noise():
         assert (bound.smoothing.sigma, bound.smoothing.noise_distance) == own
         assert bound.null(0.1) == radius_probability(0.1, *own, p0)
         if place < 2:
-            assert bound.successes(np.array([5, 3, 2]), 0) == (7 if of_rivals else 5)
+            assert bound.successes(5, 7) == (7 if of_rivals else 5)
     assert SequentialCascade(smoothing, sigmas=SIGMAS[3]).noise_distances == (0.005,) * 3
 
 

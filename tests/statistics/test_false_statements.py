@@ -30,7 +30,7 @@ SETTINGS = {
 def certified(procedure: Procedure, votes: np.ndarray, look: int) -> float:
     """The radius (sigma = 1) that votes certify for class 0; -1 for none."""
     if procedure.on_grid:
-        return max(-1.0, procedure.certified(votes, 0, look))
+        return max(-1.0, procedure.certified(*procedure.counted(votes, 0), look))
     numbers = [int(votes[0]), int(votes.sum()), *procedure.rivals(votes, 0)]
     radius = procedure.shown(dict(zip((*COUNT_COLUMNS, *procedure.columns), numbers)))
     return -1.0 if radius is None else radius

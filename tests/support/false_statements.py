@@ -43,7 +43,10 @@ def claims(
 def claims_of(bound: TwoSided | GridProcedure, weakest: bool = False) -> list:
     """``claims`` of a bound of a certificate, by the strongest rival, or by the ``weakest``."""
     if isinstance(bound, GridProcedure):
-        return claims(bound.looks.tolist(), lambda votes, look: bound.certified(votes, 0, look))
+        return claims(
+            bound.looks.tolist(),
+            lambda votes, look: bound.certified(*bound.counted(votes, 0), look),
+        )
     n, rival, certified_by = bound.smoothing.n, min if weakest else max, cache(bound.certified_by)
     return claims([n], lambda votes, look: certified_by(int(votes[0]), int(rival(votes[1:])), n))
 

@@ -192,8 +192,9 @@ def write_scores(spec: SetsSpec) -> tuple[WrittenLog, dict[str, Any]]:
     enough = min(evaluation.batch, max(1, 4 * evaluation.batch // spec.n))
     counter.at_once = min(enough, attack.examples_per_pass) if attack else enough
     counter.draws, counter.at_least = spec.n, spec.at_least
-    settings = {"method": "conformal"}
-    content = ScorePolls(evaluation, attack).content("scoring", settings=settings, counter=counter)
+    content = ScorePolls(evaluation, attack).content(
+        "scoring", settings={"method": "conformal"}, counter=counter
+    )
     return write_log(evaluation, content), evaluation.settings
 
 

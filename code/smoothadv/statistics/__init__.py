@@ -39,7 +39,6 @@ class selected was not the label. successes and trials are the counts at the loo
 radius: later looks, for a larger radius, may have a smaller share of successes."""
 TABLES = "tables_sha256"
 """The setting that has the digest of the tables of a procedure that looks several times."""
-_OF_NOISE = ("smoothing", "noise_distances")
 ABSTAIN = -1
 """The class that stands for "no statement" in results and logs."""
 
@@ -224,7 +223,9 @@ class Procedure(Checked):
     @classmethod
     def recorded_names(cls) -> tuple[str, ...]:
         """The names of the settings that ``record`` has."""
-        names = [each.name for each in fields(cls) if each.name not in _OF_NOISE]
+        names = [
+            each.name for each in fields(cls) if each.name not in ("smoothing", "noise_distances")
+        ]
         return (*names, TABLES) if cls.on_grid else (*names,)
 
     @property

@@ -14,8 +14,6 @@ from smoothadv.statistics.ranges import check, within_ranges
 
 DataFrame: TypeAlias = Any
 """Of pandas, which this package does not import."""
-_STEPS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_MOST_COLUMNS = 12
 
 
 def certified_accuracies(table: DataFrame, radii: Iterable[float]) -> np.ndarray:
@@ -130,12 +128,12 @@ BANDS = {
 
 
 @within_ranges
-def default_radii(tables: Iterable[DataFrame], most: int = _MOST_COLUMNS) -> list[float]:
+def default_radii(tables: Iterable[DataFrame], most: int = 12) -> list[float]:
     """Multiples of 0.25 up to the largest certified radius; larger steps if there are more than
     ``most``.
     """
     largest = max((float(table.radius.max()) for table in tables), default=0.0)
-    for step in _STEPS:
+    for step in (0.25, 0.5, 1.0, 2.5, 5.0, 10.0):
         count = max(1, int(largest / step))
         if count <= most:
             break

@@ -56,17 +56,17 @@ class Adaptive(GridProcedure):
             [*map(self.null, self.radii)], self.smoothing.n, self.smoothing.alpha, _EARLY
         )
 
-    def successes(self, votes: np.ndarray, candidate: int) -> int:
-        """The count whose probability the hypotheses are about, of ``votes`` [K]."""
-        return int(votes[candidate])
+    def successes(self, own: int, others: int) -> int:
+        """The one of both counts whose probability the hypotheses are about."""
+        return own
 
-    def certified(self, votes: np.ndarray, candidate: int, look: int) -> float:
-        row = int((self.successes(votes, candidate) >= self._efficacy[:, look]).sum()) - 1
+    def certified(self, own: int, others: int, look: int) -> float:
+        row = int((self.successes(own, others) >= self._efficacy[:, look]).sum()) - 1
         return float(self._grid[row]) if row >= 0 else -1.0
 
-    def is_futile(self, votes: np.ndarray, candidate: int, look: int, following: float) -> bool:
+    def is_futile(self, own: int, others: int, look: int, following: float) -> bool:
         row = int(np.searchsorted(self._grid, following))
-        successes = self.successes(votes, candidate)
+        successes = self.successes(own, others)
         last = int(self._efficacy[row, -1])
         n = self.smoothing.n
         if look < 0:

@@ -16,13 +16,7 @@ import numpy as np
 from scipy import special
 
 from smoothadv.base.settings import SettingError
-from smoothadv.statistics.ranges import within_ranges
-
-
-@within_ranges
-def _check_counts(successes: int, trials: int, alpha: float) -> None:
-    if successes > trials:
-        raise SettingError(f"successes: found {successes} of {trials} trials, expected at most all")
+from smoothadv.statistics.ranges import trusting, within_ranges
 
 
 def _check_rivals(successes: int, rivals: Sequence[int], trials: int) -> None:
@@ -31,6 +25,7 @@ def _check_rivals(successes: int, rivals: Sequence[int], trials: int) -> None:
         raise SettingError(f"rivals: found {counts} of {trials} trials, expected no more than all")
 
 
+@within_ranges
 def lower_confidence_bound(successes: int, trials: int, alpha: float) -> float:
     """One-sided Clopper-Pearson lower bound on a binomial probability.
 
@@ -40,7 +35,8 @@ def lower_confidence_bound(successes: int, trials: int, alpha: float) -> float:
     Formal guarantee: for every p > 0, P[bound >= p] <= alpha over successes ~ Binomial(trials, p).
     Returns a float in [0, 1). ValueError unless 0 <= successes <= trials and 0 < alpha < 1.
     """
-    _check_counts(successes, trials, alpha)
+    if successes > trials:
+        raise SettingError(f"successes: found {successes} of {trials} trials, expected at most all")
     if successes == 0:
         return 0.0
     if successes == trials:
@@ -49,6 +45,7 @@ def lower_confidence_bound(successes: int, trials: int, alpha: float) -> float:
     return max(0.0, float(special.betaincinv(successes, trials - successes + 1, alpha)))
 
 
+@within_ranges
 def failure_upper_bound(successes: int, trials: int, alpha: float) -> float:
     """Upper confidence bound on q = 1 - p, never below the exact one: ``1 -
     lower_confidence_bound``.
@@ -60,7 +57,8 @@ def failure_upper_bound(successes: int, trials: int, alpha: float) -> float:
 
     Returns a float in (0, 1]. ValueError unless 0 <= successes <= trials and 0 < alpha < 1.
     """
-    _check_counts(successes, trials, alpha)
+    if successes > trials:
+        raise SettingError(f"successes: found {successes} of {trials} trials, expected at most all")
     if successes == 0:
         return 1.0
     failures = trials - successes
@@ -92,7 +90,9 @@ def certified_radius(
     the exact value, and for alpha up to .99 within 1e-8 sigma of it. Same unit as ``sigma``. None
     where p_lower < 1/2. ValueError on impossible counts, alpha outside (0, 1) or sigma <= 0.
     """
-    return radius_of(failure_upper_bound(successes, trials, alpha), sigma, noise_distance)
+    return trusting(radius_of)(
+        trusting(failure_upper_bound)(successes, trials, alpha), sigma, noise_distance
+    )
 
 
 @within_ranges
@@ -128,7 +128,8 @@ def threshold_radius(
     ``certified_radius``. The float64 is never above the exact value. ``threshold`` lies in
     0.001..0.999. ValueError on impossible counts, levels, thresholds or sigma.
     """
-    z_lower = _quantile_below(successes, trials, alpha, noise_distance)
+    failure = trusting(failure_upper_bound)(successes, trials, alpha)
+    z_lower = _quantile_below(failure, noise_distance)
     z_threshold = threshold_quantile(threshold, noise_distance)
     return sigma * (z_lower - z_threshold - (abs(z_lower) + abs(z_threshold)) * 4e-15)
 
@@ -166,12 +167,14 @@ def two_sided_radius(
     docs/guarantee.md). ValueError on impossible counts, levels, shares or sigma.
     """
     _check_rivals(successes, [rival], trials)
-    one_sided = certified_radius(successes, trials, sigma, share * alpha, noise_distance)
+    failure = failure_upper_bound(successes, trials, share * alpha)
+    one_sided = trusting(radius_of)(failure, sigma, noise_distance)
     if share == 1:
         return one_sided
-    z_lower = _quantile_below(successes, trials, share * alpha, noise_distance)
-    z_rival = _quantile_below(trials - rival, trials, (1 - share) * alpha, noise_distance)
-    radius = radius_between(z_lower, z_rival, sigma, noise_distance)
+    z_lower = _quantile_below(failure, noise_distance)
+    rival_failure = failure_upper_bound(trials - rival, trials, (1 - share) * alpha)
+    z_rival = _quantile_below(rival_failure, noise_distance)
+    radius = trusting(radius_between)(z_lower, z_rival, sigma, noise_distance)
     return one_sided if not radius >= 0 else max(one_sided or 0.0, radius)
 
 
@@ -252,7 +255,9 @@ def radius_between(z_lower: float, z_rival: float, sigma: float, noise_distance:
         z_rival = min(z_rival, z_lower + max(0.0, 2 * (u - 0.1)))
     rounding = (abs(z_lower) + abs(z_rival)) * 4e-15
     return sigma * (
-        (z_lower + z_rival) / 2 - rounding - quantile_loss(z_lower, z_rival, noise_distance)
+        (z_lower + z_rival) / 2
+        - rounding
+        - trusting(quantile_loss)(z_lower, z_rival, noise_distance)
     )
 
 
@@ -271,10 +276,11 @@ def quantile_loss(z_lower: float, z_rival: float, noise_distance: float) -> floa
     return loss if loss <= 0.1 else math.inf
 
 
-def _quantile_below(successes: int, trials: int, alpha: float, noise_distance: float) -> float:
-    """Phi^-1(p_lower - d), within rounding; -inf where p_lower <= d."""
-    q = failure_upper_bound(successes, trials, alpha)
-    return -float(special.ndtri(min(1.0, (q + noise_distance) * (1 + 1e-15))))
+def _quantile_below(failure: float, noise_distance: float) -> float:
+    """Phi^-1(p_lower - d), within rounding, where ``failure`` is 1 - p_lower; -inf where p_lower <=
+    d.
+    """
+    return -float(special.ndtri(min(1.0, (failure + noise_distance) * (1 + 1e-15))))
 
 
 @within_ranges

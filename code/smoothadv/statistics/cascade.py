@@ -47,7 +47,6 @@ from smoothadv.statistics import (
     TABLES,
     Bound,
     Draws,
-    Procedure,
     Selected,
     Smoothing,
     Votes,
@@ -56,14 +55,13 @@ from smoothadv.statistics import (
 from smoothadv.statistics.adaptive import Adaptive
 from smoothadv.statistics.bounds import (
     failure_upper_bound,
-    radius_probability,
     threshold_radius,
 )
 from smoothadv.statistics.on_grid import GridProcedure, OnGrid
 from smoothadv.statistics.prediction import predict_from_votes
 from smoothadv.statistics.ranges import within_ranges
 from smoothadv.statistics.sequential import Sequential
-from smoothadv.statistics.two_sided import RIVAL, SHARE, TwoSided, check_share, strongest_rival
+from smoothadv.statistics.two_sided import RIVAL, SharedAlpha, TwoSided, strongest_rival
 
 DEFAULT_THRESHOLD = 0.7
 STAGE, RIVAL_AT, DRAWN_AT = "stage", "stage_{}_rival", "stage_{}_trials"
@@ -76,7 +74,7 @@ Test: TypeAlias = TwoSided | GridProcedure
 
 
 @dataclass(frozen=True)
-class StagedProcedure(Procedure):
+class StagedProcedure(SharedAlpha):
     """What certificates of several smoothed classifiers share.
 
     ``sigmas`` and ``noise_distances`` (none: those of ``smoothing``) are what ``Smoothing`` has, of
@@ -85,7 +83,6 @@ class StagedProcedure(Procedure):
     ``alpha_share`` for the class and the rest for its rivals, as in ``two-sided``.
     """
 
-    alpha_share: float = setting(**SHARE)
     sigmas: tuple[float, ...] = setting((), parse=positive_float, kw_only=True)
     noise_distances: tuple[float, ...] = setting((), parse=a_distance, kw_only=True)
 
@@ -101,7 +98,6 @@ class StagedProcedure(Procedure):
             raise SettingError(f"noise_distances: {given}")
         object.__setattr__(self, "sigmas", sigmas)
         object.__setattr__(self, "noise_distances", distances)
-        check_share(self.alpha_share, self.smoothing.alpha)
 
     @property
     def classifiers(self) -> int:
@@ -268,14 +264,8 @@ class _ExceedingOnGrid(Adaptive):
     threshold: float
     of_others: bool
 
-    def null(self, radius: float) -> float:
-        own = self.smoothing
-        return radius_probability(float(radius), own.sigma, own.noise_distance, self.threshold)
-
-    def successes(self, votes: np.ndarray, candidate: int) -> int:
-        if self.of_others:
-            return int(votes.sum()) - strongest_rival(votes, candidate)
-        return super().successes(votes, candidate)
+    def successes(self, own: int, others: int) -> int:
+        return others if self.of_others else own
 
 
 @PROCEDURES.register("sequential-cascade")

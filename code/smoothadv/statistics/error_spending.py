@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from smoothadv.base.settings import SettingError
-from smoothadv.statistics.ranges import within_ranges
+from smoothadv.statistics.ranges import trusting, within_ranges
 
 FIRST_LOOK, GROWTH, STEP, PUBLISHED_N = 100, 1.25, 50, 100_000
 _TAIL, _SLACK = 1e-17, 1e-12
@@ -164,7 +164,8 @@ def futility_table(last_boundaries: np.ndarray, looks: np.ndarray, gamma: float)
     reaching = np.tile(looks + 1, (len(last_boundaries), 1))
     while (reaching - hopeless > 1).any():
         middle = (hopeless + reaching) // 2
-        at_best = middle + (looks[-1] - looks) * _success_upper_bound(middle, looks, gamma)
+        upper = trusting(success_upper_bound)(middle, looks, gamma)  # also of -1 successes
+        at_best = middle + (looks[-1] - looks) * upper
         reaches = at_best >= last_boundaries[:, None]
         hopeless = np.where(reaches, hopeless, middle)
         reaching = np.where(reaches, middle, reaching)
@@ -220,11 +221,6 @@ def success_upper_bound(successes: ArrayLike, trials: ArrayLike, gamma: float) -
     """
     if np.any(np.greater(successes, trials)):
         raise SettingError(f"successes: found {successes!r} of {trials!r}, expected 0 to all")
-    return _success_upper_bound(successes, trials, gamma)
-
-
-def _success_upper_bound(successes: ArrayLike, trials: ArrayLike, gamma: float) -> np.ndarray:
-    """As above, also of -1 successes."""
     misses = np.subtract(trials, successes)
     return np.where(misses == 0, 1.0, special.betainccinv(np.add(successes, 1), misses, gamma))
 

@@ -22,6 +22,7 @@ from smoothadv.statistics import (
     Votes,
 )
 from smoothadv.statistics.bounds import radius_probability
+from smoothadv.statistics.ranges import trusting
 from smoothadv.statistics.two_sided import RIVAL, strongest_rival
 
 PAPER_RADII = tuple(0.25 * step for step in range(10))
@@ -53,9 +54,8 @@ class OnGrid(Procedure):
         super().__post_init__()
         radii = PAPER_RADII if self.radii is None else self.radii
         if self.smoothing.alpha < SMALLEST_ALPHA:
-            name = type(self).__name__.lower()
             raise ValueError(
-                f"alpha must be at least {SMALLEST_ALPHA:g} for {name}, got "
+                f"alpha must be at least {SMALLEST_ALPHA:g} for {type(self).__name__.lower()}, got "
                 f"{self.smoothing.alpha:g}"
             )
         # One order, one description: the same radii in another order are the same procedure.
@@ -103,47 +103,52 @@ class GridProcedure(OnGrid):
         """
 
     @abstractmethod
-    def certified(self, votes: np.ndarray, candidate: int, look: int) -> float:
-        """The largest radius that ``votes`` [K] certify for the candidate at this look; negative if
-        they certify none.
+    def certified(self, own: int, others: int, look: int) -> float:
+        """The largest radius that is certified for the candidate at this look by the votes for it,
+        ``own``, and those for all classes but its strongest rival; negative if none is.
 
         The probability, over the draws, that any look certifies a radius within which the class of
         the smoothed classifier is not the candidate's must be at most alpha.
         """
 
     @abstractmethod
-    def is_futile(self, votes: np.ndarray, candidate: int, look: int, following: float) -> bool:
-        """Whether the radius ``following`` is too unlikely to be certified at a later look for
-        drawing on.
+    def is_futile(self, own: int, others: int, look: int, following: float) -> bool:
+        """Whether, by these votes, the radius ``following`` is too unlikely to be certified at a
+        later look for drawing on.
 
         ``look`` is -1 for the votes of the selection. No answer can make a statement false.
         """
 
     def null(self, radius: float) -> float:
-        """The largest p_A for which a radius is not certified by p_A alone."""
-        return radius_probability(
-            float(radius), self.smoothing.sigma, self.smoothing.noise_distance
-        )
+        """The largest p_A for which a radius is not certified by p_A alone; of a procedure with a
+        ``threshold``, that must be exceeded in place of 1/2.
+        """
+        own, threshold = self.smoothing, getattr(self, "threshold", 0.5)
+        return trusting(radius_probability)(float(radius), own.sigma, own.noise_distance, threshold)
 
     def shown(self, row: Mapping[str, int]) -> float | None:
         rival = row.get(RIVAL, row["trials"] - row["successes"])
-        radius = self.certified_by(row["successes"], rival, row["trials"])
-        return None if radius < 0 else radius
+        return self.largest(self.certified_by(row["successes"], rival, row["trials"]))
 
     def certified_by(self, own: int, rival: int, trials: int) -> float:
         """As ``certified``, of the counts of the candidate and of its strongest rival; negative
         where no look has so many trials.
         """
-        look = int(np.searchsorted(self.looks, trials))
         if trials not in self.looks:
             return -1.0
-        shared = trials - own  # by classes of which none has more than the strongest rival
-        parts = divmod(shared, max(1, rival))
-        return self.certified(np.array([own, *[rival] * parts[0], parts[1]]), 0, look)
+        look = int(np.searchsorted(self.looks, trials))
+        # Without a rival, all votes are for the candidate.
+        return self.certified(own, trials - rival if rival else own, look)
 
     def details(self, own: Bound, votes: Votes, radius: float) -> dict[str, int]:
         rival = strongest_rival(votes[0], own.chosen)
         return {**super().details(own, votes, radius), RIVAL: rival}
+
+    def counted(self, votes: np.ndarray, candidate: int) -> tuple[int, int]:
+        """The ``votes`` [K] for the candidate, and those for all classes but its strongest
+        rival.
+        """
+        return int(votes[candidate]), int(votes.sum()) - trusting(strongest_rival)(votes, candidate)
 
     def decide(
         self, selection: np.ndarray, candidate: int, most: float, stage: int
@@ -153,17 +158,18 @@ class GridProcedure(OnGrid):
         """
         votes = deciding = np.zeros_like(selection)
         drawn, looks, best = 0, 0, -1.0
-        if not self.is_futile(selection, candidate, -1, 0.0):
-            for look, n in enumerate(self.looks):
-                votes = votes + (yield Draws(int(n) - drawn, stage=stage))
-                drawn, looks = int(n), look + 1
-                if (radius := self.certified(votes, candidate, look)) > best or best < 0:
+        if not self.is_futile(*self.counted(selection, candidate), -1, 0.0):
+            for look, n in enumerate(self.looks.tolist()):
+                votes = votes + (yield Draws(n - drawn, stage=stage))
+                drawn, looks = n, look + 1
+                counts = self.counted(votes, candidate)
+                if (radius := self.certified(*counts, look)) > best or best < 0:
                     best, deciding = max(radius, -1.0), votes
                 following = next((r for r in self.radii if best < r <= most), None)
                 if (
                     following is None
-                    or n == self.looks[-1]
-                    or self.is_futile(votes, candidate, look, following)
+                    or n == self.smoothing.n
+                    or self.is_futile(*counts, look, following)
                 ):
                     break
         return Looked(best, deciding, drawn, looks)

@@ -11,11 +11,18 @@ from typing import ClassVar
 import numpy as np
 from scipy import special
 
-from smoothadv.base.settings import setting
-from smoothadv.statistics import PROCEDURES, error_spending
+from smoothadv.statistics import PROCEDURES
 from smoothadv.statistics.bounds import quantile_loss
+from smoothadv.statistics.error_spending import (
+    efficacy_table,
+    futility_probability,
+    look_schedule,
+    predictive_quantile,
+    success_upper_bound,
+)
 from smoothadv.statistics.on_grid import GridProcedure
-from smoothadv.statistics.two_sided import RIVAL, SHARE, check_share, strongest_rival
+from smoothadv.statistics.ranges import trusting
+from smoothadv.statistics.two_sided import RIVAL, SharedAlpha
 
 STEPS = 50
 """Hypotheses per unit of Phi^-1(p): sums of two are radii sigma / 100 apart."""
@@ -30,7 +37,7 @@ whether a statement is true."""
 
 @PROCEDURES.register("sequential")
 @dataclass(frozen=True)
-class Sequential(GridProcedure):
+class Sequential(SharedAlpha, GridProcedure):
     """Decide radii by lower bounds on p_A and upper bounds on the strongest rival; stop as soon as
     that is known.
 
@@ -50,54 +57,40 @@ class Sequential(GridProcedure):
     certificate: ClassVar[str] = "two-sided"
     default_n: ClassVar[int] = 150_000
     further_columns: ClassVar[tuple[str, ...]] = (RIVAL,)
-    alpha_share: float = setting(**SHARE)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share(self.alpha_share, self.smoothing.alpha)
 
     @property
     def tables(self) -> list[np.ndarray]:
         return [self.looks, *self._tables, np.array([_GAMMA, *_FUTILITY])]
 
-    def certified(self, votes: np.ndarray, candidate: int, look: int) -> float:
-        others = int(votes.sum()) - strongest_rival(votes, candidate)
-        return self._radius(int(votes[candidate]), others, look)
-
-    def _radius(self, successes: float, not_rival: float, look: int) -> float:
-        """The radius that these counts of c, and of all classes but the strongest rival, certify at
-        this look.
-        """
+    def certified(self, own: float, others: float, look: int) -> float:
         (lower, rival), (radii, steps) = self._tables, self._hypotheses
-        row = int(np.searchsorted(lower[:, look], successes, side="right")) - 1
+        row = int(lower[:, look].searchsorted(own, side="right")) - 1
         if row < 0:
             return -1.0
         step = int(steps[row])
-        rival_step = int(np.searchsorted(rival[:, look], not_rival, side="right"))
+        rival_step = int(rival[:, look].searchsorted(others, side="right"))
         if rival_step <= step:
             return float(radii[row])
-        loss = quantile_loss(step / STEPS, rival_step / STEPS, self.smoothing.noise_distance)
+        loss = trusting(quantile_loss)(
+            step / STEPS, rival_step / STEPS, self.smoothing.noise_distance
+        )
         # The margin of 1e-15 in each hypothesis exceeds the rounding of this radius.
         sigma = self.smoothing.sigma
         both = sigma * (step + rival_step) / (2 * STEPS) - sigma * loss
         return max(both, float(radii[row]))
 
-    def is_futile(self, votes: np.ndarray, candidate: int, look: int, following: float) -> bool:
-        counted, n_max = int(votes.sum()), self.smoothing.n
-        counts = int(votes[candidate]), counted - strongest_rival(votes, candidate)
+    def is_futile(self, own: int, others: int, look: int, following: float) -> bool:
+        n_max = self.smoothing.n
         if look < 0:
-            likely = [
-                n_max * float(error_spending.success_upper_bound(count, counted, _GAMMA))
-                for count in counts
-            ]
+            bounds = success_upper_bound([own, others], self.smoothing.n0, _GAMMA)
+            likely = [n_max * bound for bound in bounds.tolist()]
         else:
-            least = error_spending.futility_probability(
-                counted, n_max, self.null(following), *_FUTILITY
-            )
+            drawn = int(self.looks[look])
+            least = trusting(futility_probability)(drawn, n_max, self.null(following), *_FUTILITY)
             likely = [
-                error_spending.predictive_quantile(count, counted, n_max, least) for count in counts
+                trusting(predictive_quantile)(count, drawn, n_max, least) for count in (own, others)
             ]
-        return self._radius(likely[0], likely[1], -1) < following
+        return self.certified(likely[0], likely[1], -1) < following
 
     @cached_property
     def _hypotheses(self) -> tuple[np.ndarray, np.ndarray]:
@@ -127,7 +120,7 @@ class Sequential(GridProcedure):
     @cached_property
     def looks(self) -> np.ndarray:
         level = self.smoothing.alpha * self.alpha_share
-        return error_spending.look_schedule(
+        return look_schedule(
             [*map(self.null, self.radii)], self.smoothing.n, level, _EARLY, _GROWTH, _STEP
         )
 
@@ -139,7 +132,7 @@ class Sequential(GridProcedure):
         share, alpha = self.alpha_share, self.smoothing.alpha
         lattice = (self.smoothing.sigma * step / STEPS for step in range(1, self._top(1 - share)))
         return [
-            error_spending.efficacy_table([*map(self.null, radii)], self.looks, level, _EARLY)
+            efficacy_table([*map(self.null, radii)], self.looks, level, _EARLY)
             for radii, level in (
                 (self._hypotheses[0], share * alpha),
                 (lattice, (1 - share) * alpha),

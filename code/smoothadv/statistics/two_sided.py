@@ -9,20 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from smoothadv.base.settings import SettingError, number, setting
-from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES, FixedSample
+from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES, FixedSample, Procedure
 from smoothadv.statistics.bounds import two_sided_radius
-from smoothadv.statistics.ranges import within_ranges
+from smoothadv.statistics.ranges import trusting, within_ranges
 
-DEFAULT_SHARE = 0.9
 RIVAL = "rival"
 """Column of a log: the largest count of another class among the estimation draws."""
-SHARE: dict[str, Any] = {
-    "default": DEFAULT_SHARE,
-    "help": "the share of alpha that the lower bound on p_A may spend, fixed before any draw; the "
-    "upper bound on the rivals has the rest",
-    "parse": number(float, "a share above 0 and below 1", lambda v: 0 < v < 1),
-}
-"""The field that divides alpha between the bounds on p_A and on the rivals."""
 
 
 @within_ranges
@@ -40,12 +32,30 @@ def strongest_rival(votes: np.ndarray, candidate: int) -> int:
     """
     if not 0 <= candidate < len(votes):
         raise SettingError(f"candidate: found {candidate}, expected one of {len(votes)} classes")
-    return int(np.delete(votes, candidate).max(initial=0))
+    others = votes.copy()
+    others[candidate] = 0
+    return int(others.max())
+
+
+@dataclass(frozen=True)
+class SharedAlpha(Procedure):
+    """Divides alpha between the bounds on p_A and on the rivals."""
+
+    alpha_share: float = setting(
+        0.9,
+        help="the share of alpha that the lower bound on p_A may spend, fixed before any draw; the "
+        "upper bound on the rivals has the rest",
+        parse=number(float, "a share above 0 and below 1", lambda v: 0 < v < 1),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share(self.alpha_share, self.smoothing.alpha)
 
 
 @PROCEDURES.register("two-sided")
 @dataclass(frozen=True)
-class TwoSided(FixedSample):
+class TwoSided(SharedAlpha, FixedSample):
     """Select a class by n0 votes, then bound its probability, and that of its rivals, by n fresh
     votes.
 
@@ -57,11 +67,6 @@ class TwoSided(FixedSample):
     """
 
     certificate: ClassVar[str] = "two-sided"
-    alpha_share: float = setting(**SHARE)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share(self.alpha_share, self.smoothing.alpha)
 
     @classmethod
     def counts(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -81,4 +86,4 @@ class TwoSided(FixedSample):
         return -1.0 if radius is None else radius
 
     def rivals(self, votes: np.ndarray, candidate: int) -> list[int]:
-        return [strongest_rival(votes, candidate)]
+        return [trusting(strongest_rival)(votes, candidate)]

@@ -236,8 +236,10 @@ def default_attack_batch(
     """As ``default_batch``, for attacks on images with ``copies`` noisy copies each."""
     # With more images in a pass, an interruption loses more work and processes share the images
     # less evenly.
-    fitting = default_batch(classifier, image_shape, device, of_total, with_gradient=True)
-    batch = min(fitting, _MOST_EXAMPLES * copies)
+    batch = min(
+        default_batch(classifier, image_shape, device, of_total, with_gradient=True),
+        _MOST_EXAMPLES * copies,
+    )
     # A CPU gains nothing from larger passes, and in a pass of one image no place can stay empty.
     return min(batch, max(copies, _ENOUGH_FOR_A_CPU)) if device.type == "cpu" else batch
 

@@ -171,9 +171,8 @@ def replace_norms(graph: torch.fx.GraphModule, dtype: torch.dtype | None = None)
             continue
         norm: Any = layer_of(graph, node)
         convolution: Any = layer_of(graph, before)
-        if type(convolution) is not nn.Conv2d or type(norm) not in _NORMS:
-            continue
-        if norm.running_var is None:
+        is_pair = type(convolution) is nn.Conv2d and type(norm) in _NORMS
+        if not is_pair or norm.running_var is None:
             continue
         folded, weight = copy.deepcopy(convolution), convolution.weight.detach()
         kind = dtype or weight.dtype
