@@ -14,8 +14,7 @@ from smoothadv.analysis.facts import FIELDS, Facts, Value, display, unread_folde
 from smoothadv.analysis.table_formats import Cell, Column, Label, Table
 from smoothadv.base.errors import UserError, escape
 from smoothadv.base.settings import SettingError, one_of, setting
-from smoothadv.records.logs import CLASS, SELECTION, numbered
-from smoothadv.records.manifests import IMAGE_SET, images_of
+from smoothadv.records.logs import CLASS, IMAGE_SET, SELECTION, images_of, numbered
 from smoothadv.records.readers import DataFrame
 from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES, Procedure
 from smoothadv.statistics.exact import Exact

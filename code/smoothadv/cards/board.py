@@ -39,8 +39,7 @@ from smoothadv.base.settings import (
     takes,
 )
 from smoothadv.cards.card import AVERAGE, LEVEL, PER_UNIT, Card, kept_radius, read_card, shares
-from smoothadv.records.logs import MANIFEST
-from smoothadv.records.manifests import IMAGE_SET
+from smoothadv.records.logs import IMAGE_SET, MANIFEST
 
 _HOW_TO_READ = (
     f"Accuracies are in percent, each with the ends of its {LEVEL:.0%} interval over the choice of "

@@ -20,7 +20,7 @@ import numpy as np
 from smoothadv.base.errors import UserError, counted, escape, first_line
 from smoothadv.base.settings import refuse_any
 from smoothadv.records import logs as records
-from smoothadv.records.manifests import METHODS, certification_columns, images_of, log_fault
+from smoothadv.records.logs import METHODS, certification_columns, images_of, log_fault
 from smoothadv.records.rows import prediction_checks, row_checks
 from smoothadv.statistics import COUNT_COLUMNS
 

@@ -20,7 +20,7 @@ from smoothadv.evaluation.predict import specs_by_log
 from smoothadv.evaluation.specs import AttackSpec, CertifySpec
 from smoothadv.models.name import HUB
 from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
-from smoothadv.records.manifests import IMAGE_SET, record_of
+from smoothadv.records.logs import IMAGE_SET, record_of
 from smoothadv.sweep.stages import EvaluationExpectation, TrainingExpectation
 from smoothadv.training.schedule import Schedule
 from smoothadv.training.spec import TrainSpec

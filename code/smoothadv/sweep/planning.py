@@ -13,7 +13,7 @@ from smoothadv.analysis.reading import read_logs
 from smoothadv.base import plugins
 from smoothadv.base.errors import UserError, warn
 from smoothadv.models.name import MEANS, Members
-from smoothadv.records.manifests import in_file
+from smoothadv.records.logs import in_file
 from smoothadv.sweep.folders import (
     NAMED_OPTIONS,
     evaluation_name,

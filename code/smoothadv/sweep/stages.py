@@ -18,7 +18,7 @@ from smoothadv.base.errors import UserError, counted
 from smoothadv.base.files import file_digest, read_json, write_text
 from smoothadv.models.name import HUB, Members
 from smoothadv.records import logs as records
-from smoothadv.records.manifests import IMAGE_SET, images_of
+from smoothadv.records.logs import IMAGE_SET, images_of
 
 
 @dataclass(frozen=True)
