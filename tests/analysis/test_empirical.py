@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.analysis.best import Empirical, empirical_curve
 from smoothadv.analysis.facts import Facts
 from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.tables import Empirical, empirical_curve
 from smoothadv.base.errors import UserError
 from support.certified_logs import predicted
 

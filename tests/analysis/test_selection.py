@@ -10,7 +10,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from smoothadv.analysis.best import Envelope
 from smoothadv.analysis.logs import (
     Log,
     Logs,
@@ -20,6 +19,7 @@ from smoothadv.analysis.logs import (
     restrict,
 )
 from smoothadv.analysis.radii import AtRadii, ErrorProbability, Radius
+from smoothadv.analysis.tables import Envelope
 from smoothadv.statistics.accuracy import accuracy, certified_accuracies
 from support.certified_logs import log
 

@@ -22,8 +22,7 @@ from smoothadv.sweep import engines
 from smoothadv.sweep.engines import ENGINES, SweepContext, local, ray, slurm
 from smoothadv.sweep.engines.local import Local
 from smoothadv.sweep.engines.slurm import Attempt, Slurm
-from smoothadv.sweep.job_execution import DONE, FAILED, STOPPED
-from smoothadv.sweep.jobs import SweepJob, state_of
+from smoothadv.sweep.jobs import DONE, FAILED, STOPPED, SweepJob, state_of
 from support.commands import call
 from support.patience import HANG_SECONDS, wait_for
 from support.sweeping import Pretended, pretended_job, write_grid

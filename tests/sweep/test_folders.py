@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from smoothadv.analysis.facts import facts_of
-from smoothadv.sweep.folders import format_value
+from smoothadv.sweep.grid import format_value
 from support.sweeping import CERTIFY, jobs_of, write_grid
 
 pytestmark = pytest.mark.usefixtures("workplace")

@@ -13,7 +13,7 @@ from smoothadv.datasets import describe_dataset
 from smoothadv.evaluation.specs import CertifySpec
 from smoothadv.noise import RoundedGaussianNoise
 from smoothadv.records.logs import read_manifest_file
-from smoothadv.sweep.expectations import CommandReader
+from smoothadv.sweep.planning import CommandReader
 from support.commands import call, header, rows
 from support.sweeping import FIXED, do, grid_text, jobs_of, write_grid
 

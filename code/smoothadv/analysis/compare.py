@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.best import attack_radius, model_of
 from smoothadv.analysis.logs import Log, Logs, differ, refuse_other_images
 from smoothadv.analysis.radii import AtRadii
 from smoothadv.analysis.table_formats import (
@@ -26,6 +25,7 @@ from smoothadv.analysis.table_formats import (
     columns_of,
     columns_of_ends,
 )
+from smoothadv.analysis.tables import attack_radius, model_of
 from smoothadv.base.errors import UserError, counted, warn
 from smoothadv.base.settings import (
     any_seed,

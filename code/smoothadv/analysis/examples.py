@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.best import attack_radius
 from smoothadv.analysis.logs import Log, Logs, refuse_other_images, refuse_several
 from smoothadv.analysis.table_formats import Table, columns_of
+from smoothadv.analysis.tables import attack_radius
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.files import write_atomically
 from smoothadv.base.settings import SettingError, positive_int, refuse_any, setting

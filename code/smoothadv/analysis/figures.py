@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.best import empirical_curve
 from smoothadv.analysis.facts import Value, display
 from smoothadv.analysis.figure_style import (
     SYMBOLS,
@@ -45,7 +44,7 @@ from smoothadv.analysis.radii import (
     Radius,
     round_numbers,
 )
-from smoothadv.analysis.tables import with_bounds
+from smoothadv.analysis.tables import empirical_curve, with_bounds
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.settings import SettingError, one_of, probability, refuse_any, setting
 from smoothadv.statistics.accuracy import (

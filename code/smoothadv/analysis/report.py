@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.best import Empirical, Envelope, HeldOut, model_of
 from smoothadv.analysis.compare import Comparison, Gap
 from smoothadv.analysis.examples import Examples, never_right
 from smoothadv.analysis.facts import FIELDS, display
@@ -41,7 +40,15 @@ from smoothadv.analysis.table_formats import (
     titles,
     without_equal,
 )
-from smoothadv.analysis.tables import ParametersTable, Probabilities, Summary
+from smoothadv.analysis.tables import (
+    Empirical,
+    Envelope,
+    HeldOut,
+    ParametersTable,
+    Probabilities,
+    Summary,
+    model_of,
+)
 from smoothadv.base.errors import UserError
 from smoothadv.base.provenance import without_secrets
 from smoothadv.base.settings import setting

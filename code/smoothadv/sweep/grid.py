@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,6 @@ from smoothadv.base.files import read_toml
 from smoothadv.base.plugins import is_file_name
 from smoothadv.base.registry import did_you_mean
 from smoothadv.models.name import MEANS
-from smoothadv.sweep.folders import NAMED_OPTIONS, fill_placeholders
 
 Options = dict[str, Any]
 # An installed package has in it what a clone has in scripts/grids.
@@ -42,6 +44,11 @@ _NEVER = tuple(
     "version".split()
 )
 _NEVER_IN_EVALUATIONS = ("dataset", "against", "only", "png")
+NAMED_OPTIONS = {
+    *("dataset", "arch", "objective", "noise", "attack", "epsilon", "num-steps", "num-noise-vec"),
+    *("base-attack", "unlabelled-weight"),
+}
+"""The options whose values the released names of folders hold."""
 
 
 @dataclass(frozen=True)
@@ -328,3 +335,56 @@ def _check_options(source: str, table: Mapping[str, Any], never: tuple[str, ...]
                 f"{source}: '{key}' is to be a text, a number, true, false or a list of some, "
                 f"found {value!r}"
             )
+
+
+def format_value(value: Any) -> str:
+    """A value as text in the name of a folder: numbers with four significant digits, without an
+    exponent.
+    """
+    text = str(value)
+    if re.fullmatch("[0-9]+", text):
+        return text
+    try:
+        # Not by a Fraction of any text: that of 1e999999999 would fill the memory.
+        number = float(Fraction(text) if "/" in text else text) + 0.0  # -0.0 is 0.0
+    except (ValueError, ArithmeticError):
+        number = math.nan
+    if not math.isfinite(number):
+        return re.sub(r"[^\w.+-]+", "_", text).strip("_") or "_"
+    return f"{Decimal(f'{number:.4g}'):f}".removesuffix(".0")
+
+
+def format_decimal(value: Any) -> str:
+    """An epsilon or a standard deviation as the released folders write it: two decimals, or more if
+    needed.
+    """
+    text = format_value(value)
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+        return text
+    whole, _, decimals = text.partition(".")
+    return f"{whole}.{decimals.ljust(2, '0')}"
+
+
+def fill_placeholders(
+    table: Mapping[str, Any], values: Mapping[str, Any], source: str
+) -> dict[str, Any]:
+    """``table`` with every "{name}" in a text replaced by that value in ``values``; UserError for
+    an unknown name.
+
+    Values are written as in the names of folders.
+    """
+
+    def formatted(place: re.Match[str]) -> str:
+        name = place[1]
+        if name not in values:
+            known = ", ".join(values)
+            raise UserError(f"{source}: '{place.string}' asks for {{{name}}}; known: {known}")
+        write = format_decimal if name in ("noise", "epsilon") else format_value
+        return write(values[name])
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, list):
+            return list(map(replaced, value))
+        return re.sub(r"\{([^{}]*)\}", formatted, value) if isinstance(value, str) else value
+
+    return {key: replaced(value) for key, value in table.items()}

@@ -7,11 +7,11 @@ never count as its result.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from smoothadv.base.annexes import diffusion_model
 from smoothadv.base.errors import UserError, counted
@@ -52,32 +52,6 @@ class EvaluationExpectation:
     settings: tuple[Mapping[str, Any], ...]
     selection: Mapping[str, Any]
     denoiser: str | None = None
-
-
-class Commands(Protocol):
-    """Reads command lines as the commands do, but runs nothing.
-
-    Words begin with the command. Errors are usage errors of the command, and name the ``source`` of
-    the words.
-    """
-
-    def option_words(self, command: str, options: Mapping[str, Any], source: str) -> list[str]:
-        """The options in a table of a grid as words: true gives the switch, false its opposite or
-        nothing.
-        """
-
-    def training(self, words: Sequence[str], source: str) -> TrainingExpectation:
-        """What train or train_pgd will do."""
-
-    def evaluation(
-        self, words: Sequence[str], archs: Sequence[str], source: str
-    ) -> EvaluationExpectation:
-        """What certify or attack will do with a classifier whose members are of these
-        architectures.
-        """
-
-    def lacking(self, words: Sequence[str]) -> str:
-        """Why this machine cannot have the images of a command; "" if it can, now at the latest."""
 
 
 @dataclass(frozen=True)
