@@ -273,7 +273,7 @@ def comparison_warnings(logs: Logs, paired: bool = False) -> list[str]:
     progress = "; ".join(dict.fromkeys(log.progress for log in both if log.progress))
     named = dict.fromkeys(str(name) for log in both if (name := log.facts.get(IMAGE_SET)))
     chosen = f"images are chosen by name, --images {escape(', '.join(named), 100)}"
-    begun = f"{progress}; without --unfinished, the best log is chosen from the others"
+    begun = f"{progress}; analyses that choose the best log leave it out without --unfinished"
     noted = group_by(
         [
             *((begun, log.path) for log in both if log.progress),

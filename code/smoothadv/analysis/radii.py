@@ -177,9 +177,9 @@ class AtRadii(Norm):
     )
 
     def chosen_radii(self, logs: Sequence[Log], most: int = MOST_RADII) -> list[Radius]:
-        """The radii that the user named, or the default ones, at ``most`` so many."""
+        """The radii that the user named, each once, or the default ones, at ``most`` so many."""
         if self.radii:
-            return [*self.radii]
+            return [*dict.fromkeys(self.radii)]
         if self.norm == "linf":
             return [*map(Radius.parse, _LINF_RADII)]
         datasets = {log.facts.get("dataset") for log in logs}

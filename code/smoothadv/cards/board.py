@@ -157,7 +157,7 @@ class BoardSpec(Checked):
 
     def _radii(self, cards: Sequence[Card]) -> list[float]:
         if self.radii:
-            return [*self.radii]
+            return [*dict.fromkeys(self.radii)]
         known = {float(one) for card in cards for one in card.values["certified_accuracy"]}
         return [r for r in sorted(known) if any(card.certifies(r).any() for card in cards)]
 
