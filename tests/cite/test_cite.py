@@ -16,7 +16,8 @@ from smoothadv.base.settings import settings_record
 from smoothadv.cite.command import CREDITS, keys_of
 from smoothadv.models.name import MEANS
 from smoothadv.records.logs import manifest_path
-from support.analyzed_folder import COHEN, ORACLE, certification, log
+from support.analyzed_folder import COHEN, ORACLE, certification
+from support.analyzed_folder import log as small_log
 from support.commands import CODE, call, refused, succeed
 from support.diffusion import small_unet
 from support.staged import write_stages
@@ -175,8 +176,8 @@ def test_each_entry_is_printed_once_with_its_reasons(logs, workplace, capsys, mo
 
 
 def test_faulty_manifest_in_a_folder_stops_no_other_log(workplace, capsys):
-    good = log("some/a.tsv", [0.5])
-    manifest_path(log("some/b.tsv", [0.5])).write_text("{")
+    good = small_log("some/a.tsv", [0.5])
+    manifest_path(small_log("some/b.tsv", [0.5])).write_text("{")
     assert refused(call(capsys, "cite", "some/b.tsv"), "some/b.tsv is left in doubt")
     outcome, alone = call(capsys, "cite", "some"), call(capsys, "cite", good)
     assert (outcome.code, outcome.out) == (0, alone.out) and "@" in alone.out

@@ -116,8 +116,8 @@ def fake(stage: Stage, epochs: int | None = None, certified: int = IMAGES) -> No
         "arch": recipes[0]["arch"],
         **_READ,
     }
-    selection = stage.expected.selection
-    for log, known in zip(stage.logs, stage.expected.settings):
+    selection = stage.selection
+    for log, known in zip(stage.logs, stage.settings):
         settings = json.loads(json.dumps({**known, **made}))
         log.parent.mkdir(parents=True, exist_ok=True)
         run = {"images": IMAGES, "image_shape": [1, 8, 8], **selection}

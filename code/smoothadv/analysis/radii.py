@@ -255,13 +255,6 @@ class Bands(Checked):
         bands = np.transpose([shares, *self.ends(shares, len(log.table))]).tolist()
         return [Annotated(share, interval=(low, high)) for share, low, high in bands]
 
-    @property
-    def band_note(self) -> str:
-        """What a heading adds of bands that hold at several radii at once, "" of others."""
-        where = {"dkw": "all radii", "clopper-pearson": "all these radii"}.get(self.bands)
-        level = 100 * (self.confidence or 0)
-        return f", {level:g}% bands for {where} at once" if level and where else ""
-
 
 def _dimension(log: Log) -> int:
     """The number of coordinates of an image; UserError if it is unknown."""

@@ -99,7 +99,11 @@ class CertifiedAccuracyTable(LabelBy, Bands, AtRadii, Analysis):
     def __call__(self, logs: Logs) -> Table:
         ordered = self.ordered(logs.certification)
         radii = self.chosen_radii_from_0(ordered)
-        first = Column("log", self.heading + self.band_note, "text")
+        heading = self.heading
+        at_once = {"dkw": "all radii", "clopper-pearson": "all these radii"}
+        if self.confidence and self.bands in at_once:
+            heading += f", {100 * self.confidence:g}% bands for {at_once[self.bands]} at once"
+        first = Column("log", heading, "text")
         ends = () if self.confidence is None else ("_low", "_high")
         columns = [first, *(radius.column(are_alike(ordered), ends) for radius in radii)]
         rows = [[log.label, *self.cells(log, self.accuracies(log, radii))] for log in ordered]

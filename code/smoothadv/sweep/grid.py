@@ -21,6 +21,7 @@ from smoothadv.base.errors import UserError
 from smoothadv.base.files import read_toml
 from smoothadv.base.plugins import is_file_name
 from smoothadv.base.registry import did_you_mean
+from smoothadv.base.settings import refuse_any
 from smoothadv.models.name import MEANS
 
 Options = dict[str, Any]
@@ -255,16 +256,21 @@ def _ensemble_tables(
             )
         of, mean = _known_group(table.get("of"), groups, source), table.get("mean", MEANS[0])
         group = _group(table, f"{of} ensemble", source)
-        if group in groups:
-            raise UserError(f"{source}: the group {group!r} is that of single models: name another")
         over = tuple(map(str, _listed(table.get("over", "seed"))))
-        if named := [option for option in over if option in NAMED_OPTIONS - {"arch"}]:
-            raise UserError(
-                f"{source}: members cannot differ in {', '.join(named)}, which is in the name of a "
-                "folder"
-            )
-        if mean not in MEANS:
-            raise UserError(f"{source}: 'mean' is to be one of {', '.join(MEANS)}, found {mean!r}")
+        named = ", ".join(option for option in over if option in NAMED_OPTIONS - {"arch"})
+        refuse_any(
+            {
+                f"{source}: the group {group!r} is that of single models: name another": (
+                    group in groups
+                ),
+                f"{source}: members cannot differ in {named}, which is in the name of a folder": (
+                    named
+                ),
+                f"{source}: 'mean' is to be one of {', '.join(MEANS)}, found {mean!r}": (
+                    mean not in MEANS
+                ),
+            }
+        )
         yield EnsembleTable(of, over, mean, group, source)
 
 
@@ -324,17 +330,16 @@ def _listed(value: Any) -> list[Any]:
 def _check_options(source: str, table: Mapping[str, Any], never: tuple[str, ...]) -> None:
     """UserError if a key is one of ``never``, or a value is none that a grid can hold."""
     for key, value in table.items():
-        if key in never:
-            raise UserError(
-                f"{source}: '{key}' is set by the sweep itself, or on its command line: leave it "
-                "out"
-            )
         values = _listed(value)
-        if not values or not all(isinstance(single, (str, int, float)) for single in values):
-            raise UserError(
+        are_plain = all(isinstance(single, (str, int, float)) for single in values)
+        refuse_any(
+            {
+                f"{source}: '{key}' is set by the sweep itself, or on its command line: leave it "
+                "out": key in never,
                 f"{source}: '{key}' is to be a text, a number, true, false or a list of some, "
-                f"found {value!r}"
-            )
+                f"found {value!r}": not values or not are_plain,
+            }
+        )
 
 
 def format_value(value: Any) -> str:

@@ -48,7 +48,6 @@ from smoothadv.sweep.grid import (
 )
 from smoothadv.sweep.jobs import SweepJob
 from smoothadv.sweep.stages import (
-    EvaluationExpectation,
     EvaluationStage,
     TrainingExpectation,
     TrainingStage,
@@ -119,12 +118,9 @@ class CommandReader:
             files=() if unlabelled is None else (unlabelled.absolute(),),
         )
 
-    def evaluation(
-        self, words: Sequence[str], archs: Sequence[str], source: str
-    ) -> EvaluationExpectation:
-        """What certify or attack will do with a classifier whose members are of these
-        architectures.
-        """
+    def evaluation(self, words: Sequence[str], job: SweepJob, source: str) -> EvaluationStage:
+        """What certify or attack will do with the model of a job."""
+        archs = [training.expected.recipe["arch"] for training in job.trainings]
         with reading(source):
             spec = self._evaluation(words)
             if isinstance(spec, CertifySpec):
@@ -141,7 +137,8 @@ class CommandReader:
             named = spec.image_set and self._image_set(
                 str(spec.dataset), spec.split, spec.data_dir, named=spec.image_set
             )
-        return EvaluationExpectation(
+        return EvaluationStage(
+            words=tuple(words),
             logs=tuple(log.absolute() for log in records),
             settings=tuple(
                 {**settings, **({IMAGE_SET: named} if named else {})}
@@ -149,6 +146,8 @@ class CommandReader:
             ),
             selection={"skip": spec.skip, "max": spec.limit},
             denoiser=spec.denoiser,
+            classifier=job.classifier,
+            trainings=job.trainings,
         )
 
     def lacking(self, words: Sequence[str]) -> str:
@@ -388,12 +387,21 @@ class _Planner:
         if in_file(str(options.get("images", 0))):
             options["images"] = os.path.join(self.grid.path.parent, options["images"])
         if sigma is None:
-            sigma = _training_noise(table, job)
+            noise = job.trainings[0].expected.recipe["objective"]["noise_sd"]
+            if noise == 0:
+                raise UserError(
+                    f"{table.source}: {job.model.source} trains without noise: say at which "
+                    "'sigma' to smooth its models, or leave their 'group' out"
+                )
+            sigma = job.model.options.get("noise", noise)
         sigma = fill_placeholders({"sigma": sigma}, job.model.options, table.source)["sigma"]
-        place = evaluation_name(str(table.options.get("split", "test")), sigma, table.name)
-        output = job.logs / place.with_name(f"{place.name}.tsv")
+        name = f"sigma_{format_decimal(sigma)}"
+        if table.name:
+            name += f"_{format_value(table.name)}"
+        split = str(table.options.get("split", "test"))
+        output = job.logs / split / f"{name}.tsv"
         if table.command == "attack":
-            output = job.logs / "attacked" / place
+            output = job.logs / "attacked" / split / name
         checkpoint = os.path.relpath(job.classifier.name, self.cwd)
         words = [
             table.command,
@@ -404,23 +412,7 @@ class _Planner:
         ]
         words += self.commands.option_words(table.command, options, table.source)
         words += self.shared
-        archs = [training.expected.recipe["arch"] for training in job.trainings]
-        return EvaluationStage(
-            tuple(words),
-            self.commands.evaluation(words, archs, table.source),
-            job.classifier,
-            job.trainings,
-        )
-
-
-def _training_noise(table: EvaluationTable, job: SweepJob) -> Any:
-    noise = job.trainings[0].expected.recipe["objective"]["noise_sd"]
-    if noise == 0:
-        raise UserError(
-            f"{table.source}: {job.model.source} trains without noise: say at which 'sigma' to "
-            "smooth its models, or leave their 'group' out"
-        )
-    return job.model.options.get("noise", noise)
+        return self.commands.evaluation(words, job, table.source)
 
 
 def model_folder(
@@ -456,9 +448,3 @@ def model_folder(
     dataset = training.recipe["dataset"].rstrip("/").replace(":", "/").split("/")[-1]
     parts += [format_value(dataset), format_value(arch)]
     return Path(*parts, f"noise_{format_decimal(objective['noise_sd'])}")
-
-
-def evaluation_name(split: str, sigma: Any, suffix: str) -> Path:
-    """The path of an evaluation's logs, without ending, within the model's folder of logs."""
-    name = f"sigma_{format_decimal(sigma)}"
-    return Path(split, f"{name}_{format_value(suffix)}" if suffix else name)
