@@ -395,8 +395,11 @@ def with_columns_of_logs(table: Table, logs: Sequence[Log], by: Sequence[str] = 
         added["selected"] = [log.selected for log in logs]
     if several(logs, "procedure"):
         added["procedure"] = [log.procedure for log in logs]
-    rows = [[*row, *more] for row, *more in zip(table.rows, *added.values())]
-    return Table([*table.columns, *(Column(name, name, "text") for name in added)], rows, people)
+    return Table(
+        [*table.columns, *(Column(name, name, "text") for name in added)],
+        [[*row, *more] for row, *more in zip(table.rows, *added.values())],
+        people,
+    )
 
 
 @dataclass(frozen=True)

@@ -418,11 +418,10 @@ def part(caption: str, made: Any) -> Part:
         for texts, values in zip(shown, table.rows)
     ]
     names = titles(table)
-    headings = [{"title": names[place], "kind": columns[place].kind} for place in kept]
     return {
         "kind": "table",
         "caption": caption,
         "common": common,
-        "headings": headings,
+        "headings": [{"title": names[place], "kind": columns[place].kind} for place in kept],
         "rows": rows,
     }

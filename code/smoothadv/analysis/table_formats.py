@@ -105,8 +105,10 @@ class Table:
 
     def select(self, places: Sequence[int]) -> Table:
         """The columns at these places."""
-        rows = [[row[place] for place in places] for row in self.rows]
-        return Table([self.columns[place] for place in places], rows)
+        return Table(
+            [self.columns[place] for place in places],
+            [[row[place] for place in places] for row in self.rows],
+        )
 
 
 def plain(cell: Cell) -> CellValue:

@@ -561,8 +561,11 @@ def _verified(log: Log, images: dict[str, Any]) -> dict[str, Any]:
         by = NO_MANIFEST if {*COUNT_COLUMNS} <= {*log.table} else NO_COUNTS
     elif _VERIFIER.exists():
         _run_verifier(path)
-    checked = _CHECKED[: 3 if known else 2]
-    return {"by": by, "checked": checked, "notes": [*log.notes, *rounding_notes(log)]}
+    return {
+        "by": by,
+        "checked": _CHECKED[: 3 if known else 2],
+        "notes": [*log.notes, *rounding_notes(log)],
+    }
 
 
 def _redrawn(path: Path, log: Path, sha256: str, rows: int) -> dict[str, Any]:

@@ -239,13 +239,12 @@ def _read_examples(
     }
     _refuse(path, idx, faults)
     if (manifest := records.manifest_beside(path)) is not None:
-        rules = _checks(path, texts, manifest)
         _refuse(
             path,
             idx,
             {
                 f"a row that cannot be: {fault}": ~np.broadcast_to(holds, len(idx))
-                for fault, holds in rules.items()
+                for fault, holds in _checks(path, texts, manifest).items()
             },
         )
     return columns, notes

@@ -402,11 +402,10 @@ class _Planner:
         output = job.logs / split / f"{name}.tsv"
         if table.command == "attack":
             output = job.logs / "attacked" / split / name
-        checkpoint = os.path.relpath(job.classifier.name, self.cwd)
         words = [
             table.command,
             str(job.model.options["dataset"]),
-            checkpoint,
+            os.path.relpath(job.classifier.name, self.cwd),
             str(sigma),
             str(output),
         ]
