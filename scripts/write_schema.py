@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "code"))
 
 from smoothadv.records import rows  # noqa: E402
-from smoothadv.records.manifests import METHODS, NEEDED, OF_OTHERS, SETTINGS  # noqa: E402
+from smoothadv.records.logs import METHODS, NEEDED, OF_OTHERS, SETTINGS  # noqa: E402
 from smoothadv.statistics import Smoothing  # noqa: E402
 
 SCRIPT = ROOT / "scripts" / "verify_log.py"

@@ -154,9 +154,7 @@ WITH_TORCH = {"base.devices", "base.distributed"}
 WITHOUT_TORCH = {
     *("version", "base", "records", "statistics", "analysis"),
     *("evaluation.shards", "models.name"),
-    *("sweep.folders", "sweep.grid"),
-    *("sweep.jobs", "sweep.planning"),
-    *("sweep.job_execution", "sweep.stages", "sweep.engines"),
+    *("sweep.grid", "sweep.jobs", "sweep.stages", "sweep.engines"),
     *("sets.coverage", "sets.scores", "sets.table"),
     *("cli.options.recipes", "cli.runner"),
 }

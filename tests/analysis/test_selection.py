@@ -10,7 +10,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from smoothadv.analysis.best import Empirical, Envelope, empirical_curve
 from smoothadv.analysis.facts import Facts
 from smoothadv.analysis.logs import (
     Log,
@@ -21,6 +20,7 @@ from smoothadv.analysis.logs import (
     restrict,
 )
 from smoothadv.analysis.radii import AtRadii, ErrorProbability, Radius
+from smoothadv.analysis.tables import Empirical, Envelope, empirical_curve
 from smoothadv.statistics.accuracy import accuracy, certified_accuracies
 from support.certified_logs import log, predicted
 from support.refusals import refusal

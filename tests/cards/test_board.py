@@ -11,7 +11,7 @@ from scipy import stats
 
 from smoothadv.cards.board import rankings, sign_flip_p_value
 from smoothadv.cards.card import Card, CardSpec, file_name, read_card
-from smoothadv.records.manifests import record_of
+from smoothadv.records.logs import record_of
 from support.analyzed_folder import log, records
 from support.commands import call, refused
 from support.report_page import Page

@@ -15,7 +15,9 @@ from smoothadv.base.registry import REGISTRATIONS
 from smoothadv.base.settings import settings_record
 from smoothadv.cite.command import CREDITS, keys_of
 from smoothadv.models.name import MEANS
+from smoothadv.records.logs import manifest_path
 from support.analyzed_folder import COHEN, ORACLE, certification
+from support.analyzed_folder import log as small_log
 from support.commands import CODE, call, refused, succeed
 from support.diffusion import small_unet
 from support.staged import write_stages
@@ -158,7 +160,8 @@ def test_each_entry_is_printed_once_with_its_reasons(logs, workplace, capsys, mo
     assert refused(
         call(capsys, "cite", logs / "trained", "-o", "mine.bib"), "mine.bib holds no output of cite"
     )
-    assert refused(call(capsys, "cite", "made"), "made is no file and no folder")
+    for missing in ("made", ""):
+        assert refused(call(capsys, "cite", missing), f"'{missing}' is no file and no folder")
     assert (workplace / "made.bib").read_text() == printed.out
     keys = re.findall(r"^@\w+\{(\w+),", printed.out, re.MULTILINE)
     assert call(capsys, "cite", logs, "--keys").out == f"\\cite{{{','.join(keys)}}}\n"
@@ -170,3 +173,12 @@ def test_each_entry_is_printed_once_with_its_reasons(logs, workplace, capsys, mo
     monkeypatch.setitem(CREDITS["objective"], "Macer", "of_a_plugin")
     printed = call(capsys, "cite", logs / "trained").out
     assert f"% why: objective Macer of {logs}/trained/log.txt\n% of_a_plugin\n\n" in printed
+
+
+def test_faulty_manifest_in_a_folder_stops_no_other_log(workplace, capsys):
+    good = small_log("some/a.tsv", [0.5])
+    manifest_path(small_log("some/b.tsv", [0.5])).write_text("{")
+    assert refused(call(capsys, "cite", "some/b.tsv"), "some/b.tsv is left in doubt")
+    outcome, alone = call(capsys, "cite", "some"), call(capsys, "cite", good)
+    assert (outcome.code, outcome.out) == (0, alone.out) and "@" in alone.out
+    assert "warning: some/b.tsv is left in doubt" in outcome.err

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import smoothadv
-from smoothadv.analysis.best import model_of
 from smoothadv.analysis.reading import read_logs
+from smoothadv.analysis.tables import model_of
 from smoothadv.base.files import file_digest
 from support.attack_runs import SIGMA
 from support.commands import call, manifest_of, refused, rows, succeed

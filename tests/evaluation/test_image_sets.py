@@ -17,7 +17,7 @@ from smoothadv.analysis.logs import comparison_warnings
 from smoothadv.analysis.reading import read_logs
 from smoothadv.datasets import describe_dataset, get_dataset
 from smoothadv.evaluation.image_sets import image_set, images_named
-from smoothadv.records.manifests import in_file, manifest_fault, record_of
+from smoothadv.records.logs import in_file, manifest_fault, record_of
 from support.commands import call, refused, rows, settings_of, snapshot, succeed
 from support.image_files import random_image, save_image
 from support.refusals import refusal

@@ -17,18 +17,16 @@ from smoothadv.base.settings import settings_of
 from smoothadv.evaluation.specs import CertifySpec, FalsifySpec, PredictSpec
 from smoothadv.records.logs import (
     CERTIFICATION_COLUMNS,
-    format_radius,
-    manifest_path,
-    read_manifest_file,
-)
-from smoothadv.records.manifests import (
     METHODS,
     RUN,
     SETTINGS,
     certification_columns,
     expected,
+    format_radius,
     log_fault,
     manifest_fault,
+    manifest_path,
+    read_manifest_file,
 )
 from smoothadv.records.rows import row_checks
 from smoothadv.statistics import Smoothing

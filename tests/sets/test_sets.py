@@ -14,6 +14,7 @@ from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.checkpoints import load_classifier
 from smoothadv.datasets import get_dataset
 from smoothadv.noise import GaussianNoise
+from smoothadv.records.logs import manifest_path
 from smoothadv.sets.coverage import draws_under_attack
 from smoothadv.sets.scores import ScoreLog
 from smoothadv.sets.table import SetsTable
@@ -75,6 +76,15 @@ def test_attack_changes_tested_images_alone_within_epsilon(logs):
         assert norm <= 0.1 * (1 + 1e-5)
     own = [[scores_of(row)[int(row["label"])] for row in pair] for pair in pairs]
     assert np.mean(own, axis=0)[1] < np.mean(own, axis=0)[0]
+
+
+def test_logs_of_other_images_are_told_apart(logs, workplace, capsys):
+    lines = logs["clean"].read_text().splitlines(keepends=True)
+    Path("fewer.tsv").write_text("".join(lines[:-1]))
+    manifest_path(Path("fewer.tsv")).write_text(manifest_path(logs["clean"]).read_text())
+    for other, is_told in (("fewer.tsv", True), (logs["attacked"], False)):
+        said = call(capsys, "analyze", "sets", logs["clean"], other).err
+        assert ("the logs are not all on the same images" in said) == is_told
 
 
 def least_score(own: list[float], radius: float, draws: int = 0) -> float:

@@ -78,9 +78,8 @@ def write_grid(path: Path, *sweeps: Table, **further: Any) -> Path:
 
 def jobs_of(path: Path, shared: Mapping[str, str | None] = CPU) -> list[SweepJob]:
     """The jobs of a grid in the working folder; all commands get the ``shared`` options."""
-    from smoothadv.sweep.expectations import CommandReader
     from smoothadv.sweep.grid import read_grid
-    from smoothadv.sweep.planning import plan_jobs
+    from smoothadv.sweep.planning import CommandReader, plan_jobs
 
     return plan_jobs(read_grid(path), CommandReader(), shared)
 
@@ -112,8 +111,8 @@ def fake(stage: Stage, epochs: int | None = None, certified: int = IMAGES) -> No
         "arch": recipes[0]["arch"],
         **_READ,
     }
-    selection = stage.expected.selection
-    for log, known in zip(stage.logs, stage.expected.settings):
+    selection = stage.selection
+    for log, known in zip(stage.logs, stage.settings):
         settings = json.loads(json.dumps({**known, **made}))
         log.parent.mkdir(parents=True, exist_ok=True)
         run = {"images": IMAGES, "image_shape": [1, 8, 8], **selection}
@@ -147,9 +146,9 @@ def finish(job: SweepJob, certified: int = IMAGES) -> None:
 
 def fake_commands(patch: pytest.MonkeyPatch) -> None:
     """Let the sweeps of this process fake their stages."""
-    from smoothadv.sweep import job_execution
+    from smoothadv.sweep import jobs as sweep_jobs
 
-    patch.setattr(job_execution, "_run", lambda job, stage, *_: fake(stage) or 0)
+    patch.setattr(sweep_jobs, "_run", lambda job, stage, *_: fake(stage) or 0)
 
 
 def commands_in(log: Path) -> int:
@@ -229,7 +228,7 @@ def pretended_job(folder: Path, *stages: Pretended) -> SweepJob:
 # Reads a pickled job and executes it, as engines do in separate processes.
 _WATCHER = """
 import json, pickle, sys, threading
-from smoothadv.sweep.job_execution import execute
+from smoothadv.sweep.jobs import execute
 with open(sys.argv[1], "rb") as file:
     job = pickle.load(file)
 print(execute(job, json.loads(sys.argv[2]), threading.Event(), {}), flush=True)

@@ -209,7 +209,7 @@ class WarmProcess:
 
 def patch_stages(warm: WarmProcesses, patch: pytest.MonkeyPatch) -> None:
     """Let the stages of the sweeps of this process be such processes; they do not end with it."""
-    from smoothadv.sweep import job_execution
+    from smoothadv.sweep import jobs as sweep_jobs
 
     def start(
         command: list[str], cwd: Path, env: dict[str, str], stdout: IO[bytes], **_: object
@@ -217,9 +217,7 @@ def patch_stages(warm: WarmProcesses, patch: pytest.MonkeyPatch) -> None:
         stage = command[command.index(sys.executable, 1) :]  # after what stops it with its parent
         return warm.start(stage, cwd, Path(stdout.name).absolute(), **env)
 
-    patch.setattr(
-        job_execution, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start})
-    )
+    patch.setattr(sweep_jobs, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
 
 
 def _free_port() -> int:

@@ -18,8 +18,7 @@ from smoothadv.base.settings import options_of
 from smoothadv.sweep.engines import ENGINES, SweepContext, local, ray, slurm
 from smoothadv.sweep.engines.local import Local
 from smoothadv.sweep.engines.slurm import Attempt, Slurm
-from smoothadv.sweep.job_execution import DONE, FAILED, STOPPED
-from smoothadv.sweep.jobs import SweepJob, state_of
+from smoothadv.sweep.jobs import DONE, FAILED, STOPPED, SweepJob, state_of
 from support.commands import Outcome, call, refused
 from support.patience import HANG_SECONDS, wait_for
 from support.refusals import refusal

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from smoothadv.analysis.facts import facts_of
-from smoothadv.sweep.folders import format_value
-from smoothadv.sweep.grid import Grid, read_grid
+from smoothadv.sweep.grid import Grid, format_value, read_grid
 from smoothadv.sweep.jobs import BLOCKED, WAITING, SweepJob, state_of
 from support.commands import CODE
 from support.refusals import refusal
@@ -235,7 +234,7 @@ def test_logs_tell_what_made_their_models(jobs, name):
             expected["epsilon"] = close(attack["epsilon"])
         for stage in [stage for stage in job.evaluations if stage.words[0] == "certify"]:
             found = facts_of("certification", stage.logs[0], {})
-            expected["sigma"] = close(stage.expected.settings[0]["sigma"])
+            expected["sigma"] = close(stage.settings[0]["sigma"])
             assert {key: found.get(key) for key in expected} == expected
             assert isinstance(found.get("training"), str)
 
@@ -346,9 +345,7 @@ def test_grids_of_the_paper_have_its_values(jobs, name):
         assert any(math.isclose(attack["epsilon"], size, rel_tol=0.02) for size in PAPER_SIZES)
         assert attack["num_steps"] in (2, 4, 6, 8, 10)
     assert {job.training.expected.epochs for job in jobs[name]} == {150}
-    assert {
-        stage.expected.selection["skip"] for job in jobs[name] for stage in job.evaluations
-    } == {20}
+    assert {stage.selection["skip"] for job in jobs[name] for stage in job.evaluations} == {20}
 
 
 # The names of folders say what made the models in them, as the released names do.

@@ -15,18 +15,20 @@ from pathlib import Path
 import pytest
 
 from smoothadv.base.errors import DoubtfulWarning
-from smoothadv.sweep import job_execution
+from smoothadv.sweep import jobs as sweep_jobs
 from smoothadv.sweep.engines import SweepContext
 from smoothadv.sweep.engines.local import Local
-from smoothadv.sweep.job_execution import BUSY, execute, last_line
 from smoothadv.sweep.jobs import (
     BLOCKED,
+    BUSY,
     DONE,
     FAILED,
     RUNNING,
     STOPPED,
     WAITING,
     SweepJob,
+    execute,
+    last_line,
     state_of,
 )
 from support.commands import rows
@@ -238,7 +240,7 @@ def test_two_at_once_do_not_work_twice(pretend, monkeypatch):
     threads[0].start()
     wait_for(begun)
     with monkeypatch.context() as patch:
-        patch.setattr(job_execution, "_PATIENCE_SECONDS", 0)
+        patch.setattr(sweep_jobs, "_PATIENCE_SECONDS", 0)
         assert run(job, pretend) == BUSY
     threads[1].start()
     Path("go").touch()

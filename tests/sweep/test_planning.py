@@ -13,7 +13,7 @@ from smoothadv.datasets import describe_dataset
 from smoothadv.evaluation.specs import CertifySpec
 from smoothadv.noise import RoundedGaussianNoise
 from smoothadv.records.logs import read_manifest_file
-from smoothadv.sweep.expectations import CommandReader
+from smoothadv.sweep.planning import CommandReader
 from support.commands import call, header, rows, succeed
 from support.sweeping import FIXED, grid_text, jobs_of, write_grid
 
@@ -42,7 +42,9 @@ def test_certificates_of_sound_are_planned_for_the_distance_of_their_noise(datas
     calls, found = [], SimpleNamespace(record=dict)
     monkeypatch.setattr(CertifySpec, "procedure", lambda *given: calls.append(given) or found)
     words = f"certify {dataset} m.tar 0.25 log.tsv --sound --method sequential".split()
-    CommandReader().evaluation(words, ["resnet50"], "")
+    training = SimpleNamespace(expected=SimpleNamespace(recipe={"arch": "resnet50"}))
+    job = SimpleNamespace(classifier=None, trainings=(training,))
+    CommandReader().evaluation(words, job, "")
     dimension = math.prod(describe_dataset(dataset).image_shape)
     assert calls[-1][2] == (RoundedGaussianNoise(0.25, 0).distance(dimension),) != (0,)
 
@@ -199,8 +201,8 @@ def test_planned_settings_are_what_the_manifest_says(model, kind):
     (stage,) = job.evaluations
     assert not stage.progress().is_complete and job.training.progress().is_complete
     succeed(*stage.words)
-    assert len(stage.logs) == len(stage.expected.settings) == (2 if kind == "attack" else 1)
-    for log, settings in zip(stage.logs, stage.expected.settings):
+    assert len(stage.logs) == len(stage.settings) == (2 if kind == "attack" else 1)
+    for log, settings in zip(stage.logs, stage.settings):
         recorded, stated = (
             read_manifest_file(log)["settings"],
             json.loads(json.dumps(dict(settings))),

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from smoothadv.records.logs import manifest_path
-from smoothadv.sweep import expectations, job_execution
+from smoothadv.sweep import jobs as sweep_jobs
+from smoothadv.sweep import planning
 from smoothadv.sweep.command import context_of
 from smoothadv.sweep.engines import SweepContext
 from smoothadv.sweep.engines.local import Local
@@ -113,7 +114,7 @@ def test_jobs_that_fail_or_lack_a_file_stop_no_other(done, capsys, monkeypatch):
         return 0
 
     started: list[str] = []
-    monkeypatch.setattr(job_execution, "_run", run)
+    monkeypatch.setattr(sweep_jobs, "_run", run)
     undo_certification(LOGS[1])
     hopeless = {"noise": 0.25, "lr": [1e9], "group": "Hopeless"}
     the_grid(hopeless, {"noise": 0.25, "pretrained-model": "none.pth.tar", "group": "Lacking"})
@@ -154,10 +155,10 @@ def test_job_without_images_is_blocked_and_the_same_command_tries_again(
     assert blocked.startswith("warning: blocked: ") and "nowhere/train holds 0 class" in blocked
     assert "sweep run grid.toml continues" in error and not Path("logs").exists()
     with monkeypatch.context() as patch:
-        expectations._lacking.cache_clear()
-        patch.setattr(expectations, "get_dataset", lambda *_: [])
+        planning._lacking.cache_clear()
+        patch.setattr(planning, "get_dataset", lambda *_: [])
         assert sweep(capsys, "run").code == 0
-    expectations._lacking.cache_clear()
+    planning._lacking.cache_clear()
 
 
 def test_only_some_jobs(done, capsys, monkeypatch):

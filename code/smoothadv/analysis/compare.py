@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.best import attack_radius, model_of
 from smoothadv.analysis.logs import Log, Logs, differ, refuse_other_images
 from smoothadv.analysis.radii import AtRadii
 from smoothadv.analysis.table_formats import (
@@ -26,6 +25,7 @@ from smoothadv.analysis.table_formats import (
     columns_of,
     columns_of_ends,
 )
+from smoothadv.analysis.tables import attack_radius, model_of
 from smoothadv.base.errors import UserError, counted, warn
 from smoothadv.base.settings import (
     any_seed,
@@ -125,9 +125,10 @@ class Comparison(AtRadii, Analysis):
         low, high = paired_difference_interval(only_first, only_second, len(first), self.confidence)
         shares = [float(first.mean()), float(second.mean())]
         difference = (only_second - only_first) / len(first)
-        p_value = mcnemar_p_value(only_first, only_second)
-        counts = only_first, only_second, p_value
-        return [quantity, len(first), *shares, difference, low, high, *counts]
+        return [
+            *(quantity, len(first), *shares, difference, low, high),
+            *(only_first, only_second, mcnemar_p_value(only_first, only_second)),
+        ]
 
     def _interval_of_mean(self, values: np.ndarray) -> Sequence[float]:
         """A percentile bootstrap interval of the mean."""
@@ -228,12 +229,11 @@ class Gap(Analysis):
         hits = int(pairs.correct_second.sum())
         interval = binomial_interval(hits, len(pairs), self.confidence)
         alphas = attacked.facts.alpha + certified.facts.alpha
-        tolerated = tolerated_false_statements(len(pairs), alphas, _FALSE_ALARM)
         return [
             *(attacked.label, radius, len(pairs), certified_accuracy),
             Annotated(hits / len(pairs), interval=interval),
             *(float(pairs.predict_second.eq(ABSTAIN).mean()), contradictions(pairs, radius)),
-            tolerated,
+            tolerated_false_statements(len(pairs), alphas, _FALSE_ALARM),
         ]
 
 

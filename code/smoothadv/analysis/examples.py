@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.best import attack_radius
 from smoothadv.analysis.logs import Log, Logs, refuse_other_images, refuse_several
 from smoothadv.analysis.table_formats import Table, columns_of
+from smoothadv.analysis.tables import attack_radius
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.files import write_atomically
-from smoothadv.base.settings import SettingError, positive_int, refuse_any, setting
+from smoothadv.base.settings import SettingError, positive_int, setting
 from smoothadv.records.logs import examples_path, pictures_folder
 from smoothadv.records.readers import DataFrame, read_examples
 from smoothadv.statistics import ABSTAIN
@@ -48,8 +48,8 @@ class Examples(Analysis):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fault = "--worst and --best show different images: give one of them"
-        refuse_any({fault: None not in (self.worst, self.best)}, SettingError)
+        if None not in (self.worst, self.best):
+            raise SettingError("--worst and --best show different images: give one of them")
 
     def __call__(self, logs: Logs) -> Table:
         refuse_several(logs.certification, "a mean over logs", "procedure")

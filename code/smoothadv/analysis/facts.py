@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.base.errors import UserError
-from smoothadv.records.logs import DENOISER, flat, manifest_beside
-from smoothadv.records.manifests import IMAGE_SET
+from smoothadv.records.logs import DENOISER, IMAGE_SET, flat, manifest_beside
 
 Value = str | float | int | bool | None
 

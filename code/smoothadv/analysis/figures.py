@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.best import empirical_curve
 from smoothadv.analysis.facts import Value, display
 from smoothadv.analysis.figure_style import (
     SYMBOLS,
@@ -45,7 +44,7 @@ from smoothadv.analysis.radii import (
     Radius,
     round_numbers,
 )
-from smoothadv.analysis.tables import with_bounds
+from smoothadv.analysis.tables import empirical_curve, with_bounds
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.settings import SettingError, one_of, probability, refuse_any, setting
 from smoothadv.statistics.accuracy import (
@@ -153,12 +152,16 @@ class EnvelopePlot(Titled, Choosing, Norm, Analysis):
     def __call__(self, logs: Logs) -> Figure:
         part = self.taking_part(logs.certification)
         baseline = [log for log in part if log.group == self.baseline]
-        if self.baseline and not baseline:
-            known = ", ".join(dict.fromkeys(log.group for log in part))
-            raise UserError(f"no group is called '{self.baseline}'; there are {known}")
         others = [log for log in part if log.group != self.baseline]
-        if not others:
-            raise UserError("there is nothing but the baseline to draw")
+        known = ", ".join(dict.fromkeys(log.group for log in part))
+        refuse_any(
+            {
+                f"no group is called '{self.baseline}'; there are {known}": (
+                    self.baseline and not baseline
+                ),
+                "there is nothing but the baseline to draw": not others,
+            }
+        )
         by = self.group_by
         solid = groups_of(others, by, name_group=bool(baseline))
         dashed = groups_of(baseline, by if self.split_baseline else (), name_group=True)

@@ -14,8 +14,7 @@ from smoothadv.analysis.facts import FIELDS, Facts, Value, display, unread_folde
 from smoothadv.analysis.table_formats import Cell, Column, Label, Table
 from smoothadv.base.errors import UserError, escape
 from smoothadv.base.settings import SettingError, one_of, setting
-from smoothadv.records.logs import CLASS, SELECTION, numbered
-from smoothadv.records.manifests import IMAGE_SET, images_of
+from smoothadv.records.logs import CLASS, IMAGE_SET, SELECTION, images_of, numbered
 from smoothadv.records.readers import DataFrame
 from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES, Procedure
 from smoothadv.statistics.exact import Exact
@@ -274,7 +273,7 @@ def comparison_warnings(logs: Logs, paired: bool = False) -> list[str]:
     progress = "; ".join(dict.fromkeys(log.progress for log in both if log.progress))
     named = dict.fromkeys(str(name) for log in both if (name := log.facts.get(IMAGE_SET)))
     chosen = f"images are chosen by name, --images {escape(', '.join(named), 100)}"
-    begun = f"{progress}; without --unfinished, the best log is chosen from the others"
+    begun = f"{progress}; analyses that choose the best log leave it out without --unfinished"
     noted = group_by(
         [
             *((begun, log.path) for log in both if log.progress),
@@ -396,8 +395,11 @@ def with_columns_of_logs(table: Table, logs: Sequence[Log], by: Sequence[str] = 
         added["selected"] = [log.selected for log in logs]
     if several(logs, "procedure"):
         added["procedure"] = [log.procedure for log in logs]
-    rows = [[*row, *more] for row, *more in zip(table.rows, *added.values())]
-    return Table([*table.columns, *(Column(name, name, "text") for name in added)], rows, people)
+    return Table(
+        [*table.columns, *(Column(name, name, "text") for name in added)],
+        [[*row, *more] for row, *more in zip(table.rows, *added.values())],
+        people,
+    )
 
 
 @dataclass(frozen=True)

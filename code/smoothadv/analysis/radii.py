@@ -177,9 +177,9 @@ class AtRadii(Norm):
     )
 
     def chosen_radii(self, logs: Sequence[Log], most: int = MOST_RADII) -> list[Radius]:
-        """The radii that the user named, or the default ones, at ``most`` so many."""
+        """The radii that the user named, each once, or the default ones, at ``most`` so many."""
         if self.radii:
-            return [*self.radii]
+            return [*dict.fromkeys(self.radii)]
         if self.norm == "linf":
             return [*map(Radius.parse, _LINF_RADII)]
         datasets = {log.facts.get("dataset") for log in logs}
@@ -254,13 +254,6 @@ class Bands(Checked):
             return shares.tolist()
         bands = np.transpose([shares, *self.ends(shares, len(log.table))]).tolist()
         return [Annotated(share, interval=(low, high)) for share, low, high in bands]
-
-    @property
-    def band_note(self) -> str:
-        """What a heading adds of bands that hold at several radii at once, "" of others."""
-        where = {"dkw": "all radii", "clopper-pearson": "all these radii"}.get(self.bands)
-        level = 100 * (self.confidence or 0)
-        return f", {level:g}% bands for {where} at once" if level and where else ""
 
 
 def _dimension(log: Log) -> int:

@@ -33,8 +33,7 @@ from smoothadv.base.settings import (
     probability,
     setting,
 )
-from smoothadv.records.logs import DENOISER, MANIFEST, SHARDS
-from smoothadv.records.manifests import IMAGE_SET, METHODS
+from smoothadv.records.logs import DENOISER, IMAGE_SET, MANIFEST, METHODS, SHARDS
 from smoothadv.records.readers import READERS, DataFrame, kind_of_log, resembles_log
 from smoothadv.statistics import ABSTAIN, COUNT_COLUMNS, Procedure
 from smoothadv.statistics.bounds import maximum_radius

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.best import Empirical, Envelope, HeldOut, model_of
 from smoothadv.analysis.compare import Comparison, Gap
 from smoothadv.analysis.examples import Examples, never_right
 from smoothadv.analysis.facts import FIELDS, display
@@ -41,7 +40,15 @@ from smoothadv.analysis.table_formats import (
     titles,
     without_equal,
 )
-from smoothadv.analysis.tables import ParametersTable, Probabilities, Summary
+from smoothadv.analysis.tables import (
+    Empirical,
+    Envelope,
+    HeldOut,
+    ParametersTable,
+    Probabilities,
+    Summary,
+    model_of,
+)
 from smoothadv.base.errors import UserError
 from smoothadv.base.provenance import without_secrets
 from smoothadv.base.settings import setting
@@ -411,11 +418,10 @@ def part(caption: str, made: Any) -> Part:
         for texts, values in zip(shown, table.rows)
     ]
     names = titles(table)
-    headings = [{"title": names[place], "kind": columns[place].kind} for place in kept]
     return {
         "kind": "table",
         "caption": caption,
         "common": common,
-        "headings": headings,
+        "headings": [{"title": names[place], "kind": columns[place].kind} for place in kept],
         "rows": rows,
     }

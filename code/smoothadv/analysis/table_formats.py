@@ -27,11 +27,11 @@ class Annotated:
 
 @dataclass(frozen=True)
 class Label:
-    """The ``name`` of a log, which CSV and JSON have; people see ``text``, and on a page ``full``
-    as well.
+    """The name of a log, the ``value`` that CSV and JSON have; people see ``text``, and on a page
+    ``full`` as well.
     """
 
-    name: str
+    value: str
     text: str
     full: str
 
@@ -105,15 +105,15 @@ class Table:
 
     def select(self, places: Sequence[int]) -> Table:
         """The columns at these places."""
-        rows = [[row[place] for place in places] for row in self.rows]
-        return Table([self.columns[place] for place in places], rows)
+        return Table(
+            [self.columns[place] for place in places],
+            [[row[place] for place in places] for row in self.rows],
+        )
 
 
 def plain(cell: Cell) -> CellValue:
     """The number that is annotated, the name of a label, or the value itself."""
-    if isinstance(cell, Annotated):
-        return cell.value
-    return cell.name if isinstance(cell, Label) else cell
+    return cell.value if isinstance(cell, Annotated | Label) else cell
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def display_cells(table: Table, decimals: int, markup: Markup) -> list[list[str]
         for row in table.rows
     ]
     for index, column in enumerate(table.columns):
-        values: list[Any] = [getattr(row[index], "value", row[index]) for row in table.rows]
+        values: list[Any] = [plain(row[index]) for row in table.rows]
         if column.compared and len(values) - values.count(None) > 1:
             # Compared as printed: bold must not claim a difference that nobody sees.
             printed = [float(_number(value or 0.0, column.kind, decimals)) for value in values]

@@ -39,8 +39,7 @@ from smoothadv.base.settings import (
     takes,
 )
 from smoothadv.cards.card import AVERAGE, LEVEL, PER_UNIT, Card, kept_radius, read_card, shares
-from smoothadv.records.logs import MANIFEST
-from smoothadv.records.manifests import IMAGE_SET
+from smoothadv.records.logs import IMAGE_SET, MANIFEST
 
 _HOW_TO_READ = (
     f"Accuracies are in percent, each with the ends of its {LEVEL:.0%} interval over the choice of "
@@ -158,7 +157,7 @@ class BoardSpec(Checked):
 
     def _radii(self, cards: Sequence[Card]) -> list[float]:
         if self.radii:
-            return [*self.radii]
+            return [*dict.fromkeys(self.radii)]
         known = {float(one) for card in cards for one in card.values["certified_accuracy"]}
         return [r for r in sorted(known) if any(card.certifies(r).any() for card in cards)]
 

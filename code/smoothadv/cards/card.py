@@ -64,13 +64,16 @@ from smoothadv.base.settings import (
     takes,
 )
 from smoothadv.records.logs import (
+    IMAGE_SET,
+    METHODS,
     MODEL,
+    SETTINGS,
     differing_fields,
+    expected,
     flat,
     manifest_path,
     read_manifest_file,
 )
-from smoothadv.records.manifests import IMAGE_SET, METHODS, SETTINGS, expected
 from smoothadv.records.readers import read_fields, read_prediction_log
 from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES, Procedure
 from smoothadv.statistics.accuracy import abstention_rate
@@ -141,7 +144,7 @@ _FORMS: dict[str, Any] = {
     AVERAGE: [number(float, "a number from -100 to 100", lambda v: abs(v) <= 100)],
     "values.abstention_rate": (share_of_one, NoneType),
 }
-"""What a reader needs of a card, as ``records.manifests`` states forms."""
+"""What a reader needs of a card, as ``records.logs`` states forms."""
 _PARSERS: Mapping[str, Any] = {
     **dict.fromkeys(("sigma", "noise"), positive_noise_level),
     **dict.fromkeys(("N", "num_steps", "num_noise_vec"), positive_int),
@@ -558,8 +561,11 @@ def _verified(log: Log, images: dict[str, Any]) -> dict[str, Any]:
         by = NO_MANIFEST if {*COUNT_COLUMNS} <= {*log.table} else NO_COUNTS
     elif _VERIFIER.exists():
         _run_verifier(path)
-    checked = _CHECKED[: 3 if known else 2]
-    return {"by": by, "checked": checked, "notes": [*log.notes, *rounding_notes(log)]}
+    return {
+        "by": by,
+        "checked": _CHECKED[: 3 if known else 2],
+        "notes": [*log.notes, *rounding_notes(log)],
+    }
 
 
 def _redrawn(path: Path, log: Path, sha256: str, rows: int) -> dict[str, Any]:

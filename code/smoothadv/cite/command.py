@@ -132,8 +132,8 @@ _BETWEEN_NETWORKS = re.compile(r" > |\+|:| \(|\)")
 class CiteSpec(Checked):
     """Print the entries of what made ``logs``, or write them to ``output``."""
 
-    logs: tuple[Path, ...] = setting(
-        parse=Path,
+    logs: tuple[str, ...] = setting(
+        parse=str,
         flag="logs",
         metavar="LOG",
         help="log of certify, predict, attack, sets or train, also a released one; or a folder of "
@@ -191,14 +191,15 @@ def components(path: Path) -> list[tuple[str, str]]:
     return [*found, *((of, "unknown") for of in needed if of not in dict(found))]
 
 
-def reasons(places: Iterable[Path]) -> dict[str, list[str]]:
-    """Why to cite what, by key, for the logs that files and folders are; UserError where one cannot
-    be read, or there is none.
+def reasons(places: Iterable[str]) -> dict[str, list[str]]:
+    """Why to cite what, by key, for the logs that files and folders are; UserError where a file
+    cannot be read, or there is none. Warns of logs in folders that cannot be read.
     """
     made: dict[tuple[str, str], Path] = {}
-    for place in places:
-        if not place.exists():
-            raise UserError(f"{place} is no file and no folder: name logs")
+    for name in places:
+        place = Path(name)
+        if not name or not place.exists():
+            raise UserError(f"'{name}' is no file and no folder: name logs")
         files = sorted(place.rglob("*")) if place.is_dir() else [place]
         logs = [path for path in files if kind_of_log(path)]
         if not logs:
@@ -206,7 +207,12 @@ def reasons(places: Iterable[Path]) -> dict[str, list[str]]:
                 f"{place} is no log of certify, predict, attack, sets or train, nor holds one"
             )
         for path in logs:
-            made |= {one: made.get(one, path) for one in components(path)}
+            try:
+                made |= {one: made.get(one, path) for one in components(path)}
+            except UserError as error:
+                if place.is_file():
+                    raise
+                warn(f"{error}; it is left out")
     found: dict[str, list[str]] = {}
     for (kind, name), path in sorted(made.items(), key=lambda one: [*CREDITS].index(one[0][0])):
         for key in keys_of(kind, name):

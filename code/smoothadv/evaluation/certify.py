@@ -13,8 +13,7 @@ from smoothadv.evaluation.image_sets import labels_of
 from smoothadv.evaluation.log import Example, LogContent, checked_log, write_log
 from smoothadv.evaluation.setup import Evaluation, prepare
 from smoothadv.evaluation.specs import CertifySpec
-from smoothadv.records.logs import CERTIFICATION_COLUMNS, format_radius
-from smoothadv.records.manifests import SQUARED_RADIUS
+from smoothadv.records.logs import CERTIFICATION_COLUMNS, SQUARED_RADIUS, format_radius
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import Draws, Procedure
 from smoothadv.statistics.bounds import squared_grey_radius

@@ -8,7 +8,7 @@ from smoothadv.base.errors import UserError, counted, escape
 from smoothadv.base.files import digest
 from smoothadv.base.settings import SettingError, refuse_any
 from smoothadv.datasets import ImageDataset, refusing
-from smoothadv.records.manifests import OF_CLASSES, RANGE, in_file
+from smoothadv.records.logs import OF_CLASSES, RANGE, in_file
 
 
 def image_set(text: str) -> str:

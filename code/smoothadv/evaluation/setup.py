@@ -36,8 +36,7 @@ from smoothadv.models.hub import pinned
 from smoothadv.models.load import BaseClassifier
 from smoothadv.noise import NoiseStream, Purpose, kernels_on
 from smoothadv.records import logs as records
-from smoothadv.records.logs import CLASSIFIER, DENOISER, LOGITS, shards_of
-from smoothadv.records.manifests import IMAGE_SET, record_of
+from smoothadv.records.logs import CLASSIFIER, DENOISER, IMAGE_SET, LOGITS, record_of, shards_of
 from smoothadv.statistics.prediction import least_draws
 from smoothadv.voting.classifier import (
     CompiledClassifier,

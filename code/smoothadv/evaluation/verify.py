@@ -16,12 +16,15 @@ from smoothadv.models.checkpoint import read_members
 from smoothadv.models.name import LIBRARY, STAGES, parse_model
 from smoothadv.records.logs import (
     DENOISER,
+    IMAGE_SET,
     LOGITS,
+    METHODS,
     differing_fields,
     differing_settings,
+    images_of,
+    log_fault,
     read_manifest_file,
 )
-from smoothadv.records.manifests import IMAGE_SET, METHODS, images_of, log_fault
 from smoothadv.records.readers import read_certification_log, read_fields
 from smoothadv.statistics import PROCEDURES
 

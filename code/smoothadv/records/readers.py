@@ -20,7 +20,7 @@ import numpy as np
 from smoothadv.base.errors import UserError, counted, escape, first_line
 from smoothadv.base.settings import refuse_any
 from smoothadv.records import logs as records
-from smoothadv.records.manifests import METHODS, certification_columns, images_of, log_fault
+from smoothadv.records.logs import METHODS, certification_columns, images_of, log_fault
 from smoothadv.records.rows import prediction_checks, row_checks
 from smoothadv.statistics import COUNT_COLUMNS
 
@@ -239,13 +239,12 @@ def _read_examples(
     }
     _refuse(path, idx, faults)
     if (manifest := records.manifest_beside(path)) is not None:
-        rules = _checks(path, texts, manifest)
         _refuse(
             path,
             idx,
             {
                 f"a row that cannot be: {fault}": ~np.broadcast_to(holds, len(idx))
-                for fault, holds in rules.items()
+                for fault, holds in _checks(path, texts, manifest).items()
             },
         )
     return columns, notes

@@ -151,12 +151,15 @@ def read_existing(
         refuse_to_replace(path, *LOG)
         raise UserError(f"cannot resume {path}: {error}; --overwrite starts anew") from error
     before, kind = manifest["settings"], kind_of_log(path)
-    if kind and kind != kind_of(columns):
-        raise UserError(f"{path} is a {kind} log: name another file")
-    if difference := differing_settings(before, settings):
-        is_other = any(before.get(name) != settings.get(name) for name in MODEL)
-        what = "another model" if is_other else "other settings"
-        raise UserError(f"cannot resume {path} with {what}: {difference}; --overwrite starts anew")
+    difference = differing_settings(before, settings)
+    is_other = any(before.get(name) != settings.get(name) for name in MODEL)
+    what = "another model" if is_other else "other settings"
+    refuse_any(
+        {
+            f"{path} is a {kind} log: name another file": kind and kind != kind_of(columns),
+            f"cannot resume {path} with {what}: {difference}; --overwrite starts anew": difference,
+        }
+    )
     warn_of_other_logits(path, before, settings)
     content = path.read_bytes()
     header = content.partition(b"\n")[0].decode(errors="replace")

@@ -15,8 +15,7 @@ import numpy as np
 
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.settings import refuse_any
-from smoothadv.records.logs import SELECTION, read_manifest_file
-from smoothadv.records.manifests import images_of
+from smoothadv.records.logs import SELECTION, images_of, read_manifest_file
 from smoothadv.records.readers import DataFrame, read_prediction_log
 from smoothadv.sets.coverage import (
     COUNTING,

@@ -103,6 +103,8 @@ class SetsTable(Checked):
                         *map(float, shares),
                     ]
                 )
+        if len({(log.settings.get("dataset"), *log.table.idx) for log in read.values()}) > 1:
+            warn("the logs are not all on the same images: they differ by chance too")
         return Table(columns, rows)
 
     def figure(self) -> Figure:

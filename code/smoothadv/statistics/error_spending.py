@@ -38,7 +38,7 @@ rows_of: ContextVar[Callable[[str, Row, Sequence[float]], list[np.ndarray]]] = C
     "rows_of", default=_rows
 )
 """What computes the rows of tables, by a text that says all that decides them. A program may set
-it to a function that keeps them: ``base.tables.kept_rows``.
+it to a function that keeps them: ``base.files.kept_rows``.
 """
 
 

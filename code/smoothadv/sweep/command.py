@@ -167,8 +167,7 @@ def _read_sweeps(asked: _SweepOptions, grids: Sequence[Grid] | None = None) -> S
     grids = read_grids(asked.grids, asked.max_models) if grids is None else grids
     # Imports the commands of the jobs, and torch: the help and an error in a grid's file do not
     # wait for these.
-    from smoothadv.sweep.expectations import CommandReader
-    from smoothadv.sweep.planning import plan_jobs
+    from smoothadv.sweep.planning import CommandReader, plan_jobs
 
     commands = CommandReader()
     sweeps: Sweeps = []
@@ -193,7 +192,7 @@ def _with_bar(sweeps: Sweeps) -> Progress:
 
 
 def _with_states(sweeps: Sweeps, looks_for_images: bool = False) -> list[JobAndState]:
-    from smoothadv.sweep.expectations import CommandReader
+    from smoothadv.sweep.planning import CommandReader
 
     further = [CommandReader().lacking] if looks_for_images else []
     return [(job, state_of(job, *further)) for job in _with_bar(sweeps)]

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,8 @@ from smoothadv.base.errors import UserError
 from smoothadv.base.files import read_toml
 from smoothadv.base.plugins import is_file_name
 from smoothadv.base.registry import did_you_mean
+from smoothadv.base.settings import refuse_any
 from smoothadv.models.name import MEANS
-from smoothadv.sweep.folders import NAMED_OPTIONS, fill_placeholders
 
 Options = dict[str, Any]
 # An installed package has in it what a clone has in scripts/grids.
@@ -42,6 +45,11 @@ _NEVER = tuple(
     "version".split()
 )
 _NEVER_IN_EVALUATIONS = ("dataset", "against", "only", "png")
+NAMED_OPTIONS = {
+    *("dataset", "arch", "objective", "noise", "attack", "epsilon", "num-steps", "num-noise-vec"),
+    *("base-attack", "unlabelled-weight"),
+}
+"""The options whose values the released names of folders hold."""
 
 
 @dataclass(frozen=True)
@@ -248,16 +256,21 @@ def _ensemble_tables(
             )
         of, mean = _known_group(table.get("of"), groups, source), table.get("mean", MEANS[0])
         group = _group(table, f"{of} ensemble", source)
-        if group in groups:
-            raise UserError(f"{source}: the group {group!r} is that of single models: name another")
         over = tuple(map(str, _listed(table.get("over", "seed"))))
-        if named := [option for option in over if option in NAMED_OPTIONS - {"arch"}]:
-            raise UserError(
-                f"{source}: members cannot differ in {', '.join(named)}, which is in the name of a "
-                "folder"
-            )
-        if mean not in MEANS:
-            raise UserError(f"{source}: 'mean' is to be one of {', '.join(MEANS)}, found {mean!r}")
+        named = ", ".join(option for option in over if option in NAMED_OPTIONS - {"arch"})
+        refuse_any(
+            {
+                f"{source}: the group {group!r} is that of single models: name another": (
+                    group in groups
+                ),
+                f"{source}: members cannot differ in {named}, which is in the name of a folder": (
+                    named
+                ),
+                f"{source}: 'mean' is to be one of {', '.join(MEANS)}, found {mean!r}": (
+                    mean not in MEANS
+                ),
+            }
+        )
         yield EnsembleTable(of, over, mean, group, source)
 
 
@@ -317,14 +330,66 @@ def _listed(value: Any) -> list[Any]:
 def _check_options(source: str, table: Mapping[str, Any], never: tuple[str, ...]) -> None:
     """UserError if a key is one of ``never``, or a value is none that a grid can hold."""
     for key, value in table.items():
-        if key in never:
-            raise UserError(
-                f"{source}: '{key}' is set by the sweep itself, or on its command line: leave it "
-                "out"
-            )
         values = _listed(value)
-        if not values or not all(isinstance(single, (str, int, float)) for single in values):
-            raise UserError(
+        are_plain = all(isinstance(single, (str, int, float)) for single in values)
+        refuse_any(
+            {
+                f"{source}: '{key}' is set by the sweep itself, or on its command line: leave it "
+                "out": key in never,
                 f"{source}: '{key}' is to be a text, a number, true, false or a list of some, "
-                f"found {value!r}"
-            )
+                f"found {value!r}": not values or not are_plain,
+            }
+        )
+
+
+def format_value(value: Any) -> str:
+    """A value as text in the name of a folder: numbers with four significant digits, without an
+    exponent.
+    """
+    text = str(value)
+    if re.fullmatch("[0-9]+", text):
+        return text
+    try:
+        # Not by a Fraction of any text: that of 1e999999999 would fill the memory.
+        number = float(Fraction(text) if "/" in text else text) + 0.0  # -0.0 is 0.0
+    except (ValueError, ArithmeticError):
+        number = math.nan
+    if not math.isfinite(number):
+        return re.sub(r"[^\w.+-]+", "_", text).strip("_") or "_"
+    return f"{Decimal(f'{number:.4g}'):f}".removesuffix(".0")
+
+
+def format_decimal(value: Any) -> str:
+    """An epsilon or a standard deviation as the released folders write it: two decimals, or more if
+    needed.
+    """
+    text = format_value(value)
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+        return text
+    whole, _, decimals = text.partition(".")
+    return f"{whole}.{decimals.ljust(2, '0')}"
+
+
+def fill_placeholders(
+    table: Mapping[str, Any], values: Mapping[str, Any], source: str
+) -> dict[str, Any]:
+    """``table`` with every "{name}" in a text replaced by that value in ``values``; UserError for
+    an unknown name.
+
+    Values are written as in the names of folders.
+    """
+
+    def formatted(place: re.Match[str]) -> str:
+        name = place[1]
+        if name not in values:
+            known = ", ".join(values)
+            raise UserError(f"{source}: '{place.string}' asks for {{{name}}}; known: {known}")
+        write = format_decimal if name in ("noise", "epsilon") else format_value
+        return write(values[name])
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, list):
+            return list(map(replaced, value))
+        return re.sub(r"\{([^{}]*)\}", formatted, value) if isinstance(value, str) else value
+
+    return {key: replaced(value) for key, value in table.items()}

@@ -7,18 +7,19 @@ never count as its result.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from smoothadv.base.errors import UserError, counted
 from smoothadv.base.files import file_digest, read_json, write_text
 from smoothadv.base.registry import diffusion_model
+from smoothadv.base.settings import refuse_any
 from smoothadv.models.name import Members, is_on_hub
 from smoothadv.records import logs as records
-from smoothadv.records.manifests import IMAGE_SET, images_of
+from smoothadv.records.logs import IMAGE_SET, images_of
 
 
 @dataclass(frozen=True)
@@ -39,45 +40,6 @@ class TrainingExpectation:
     pseudo_label_weight: float | None = None
     digests: Mapping[str, Path] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True)
-class EvaluationExpectation:
-    """What certify or attack will do: it writes ``logs``, whose manifests will have ``settings``.
-
-    ``selection`` is what a run says of its images, but for their number.
-    """
-
-    logs: tuple[Path, ...]
-    settings: tuple[Mapping[str, Any], ...]
-    selection: Mapping[str, Any]
-    denoiser: str | None = None
-
-
-class Commands(Protocol):
-    """Reads command lines as the commands do, but runs nothing.
-
-    Words begin with the command. Errors are usage errors of the command, and name the ``source`` of
-    the words.
-    """
-
-    def option_words(self, command: str, options: Mapping[str, Any], source: str) -> list[str]:
-        """The options in a table of a grid as words: true gives the switch, false its opposite or
-        nothing.
-        """
-
-    def training(self, words: Sequence[str], source: str) -> TrainingExpectation:
-        """What train or train_pgd will do."""
-
-    def evaluation(
-        self, words: Sequence[str], archs: Sequence[str], source: str
-    ) -> EvaluationExpectation:
-        """What certify or attack will do with a classifier whose members are of these
-        architectures.
-        """
-
-    def lacking(self, words: Sequence[str]) -> str:
-        """Why this machine cannot have the images of a command; "" if it can, now at the latest."""
 
 
 @dataclass(frozen=True)
@@ -149,26 +111,26 @@ class TrainingStage:
 
 @dataclass(frozen=True)
 class EvaluationStage:
-    """Evaluates the model of a job, as ``expected`` of the command with these ``words``, which
-    follow "smoothadv".
+    """Evaluates the model of a job by the command with these ``words``, which follow
+    "smoothadv". It writes ``logs``, whose manifests will have ``settings``.
 
-    ``classifier`` is the model's file, or that of an ensemble, whose members are trained by other
-    jobs; ``trainings`` make the model, or the members.
+    ``selection`` is what a run says of its images, but for their number. ``classifier`` is the
+    model's file, or that of an ensemble, whose members are trained by other jobs; ``trainings``
+    make the model, or the members.
     """
 
     words: tuple[str, ...]
-    expected: EvaluationExpectation
+    logs: tuple[Path, ...]
+    settings: tuple[Mapping[str, Any], ...]
+    selection: Mapping[str, Any]
+    denoiser: str | None
     classifier: Members
-    trainings: tuple[TrainingStage, ...] = ()
+    trainings: tuple[TrainingStage, ...]
 
     @property
     def members(self) -> tuple[TrainingStage, ...]:
         """The trainings of the members of an ensemble; none of a single model."""
         return self.trainings if self.classifier.mean else ()
-
-    @property
-    def logs(self) -> tuple[Path, ...]:
-        return self.expected.logs
 
     @property
     def title(self) -> str:
@@ -178,7 +140,7 @@ class EvaluationStage:
     def needs(self) -> tuple[Path, ...]:
         """As of a training: the members of an ensemble, and a denoiser that is a file."""
         members = tuple(member.checkpoint for member in self.members)
-        denoiser = self.expected.denoiser
+        denoiser = self.denoiser
         if denoiser is None or is_on_hub(denoiser) or diffusion_model(denoiser) is not None:
             return members
         return (*members, Path(denoiser).absolute())
@@ -189,7 +151,7 @@ class EvaluationStage:
             write_text(self.classifier.name, self.classifier.described())
 
     def progress(self) -> StageProgress:
-        parts = list(map(self._progress_of_log, self.logs, self.expected.settings))
+        parts = list(map(self._progress_of_log, self.logs, self.settings))
         # The model of another recipe must not stand for that of a member.
         all_parts = [*parts, *(member.progress() for member in self.members)]
         conflict = next((part.conflict for part in all_parts if part.conflict), "")
@@ -204,9 +166,7 @@ class EvaluationStage:
         try:
             manifest = records.read_manifest_file(log)
             self._refuse_other_settings(log, manifest["settings"], settings)
-            selected = images_of(
-                manifest["settings"], {"images": sys.maxsize, **self.expected.selection}
-            )
+            selected = images_of(manifest["settings"], {"images": sys.maxsize, **self.selection})
             for row in rows:
                 index = row.partition(b"\t")[0]
                 if index.isdigit() and int(index) not in selected:
@@ -214,7 +174,7 @@ class EvaluationStage:
         except UserError as error:
             return StageProgress(0, None, "image", str(error))
         # Of the dataset that the last run saw; unknown if it did not record the dataset's size.
-        run = {**(manifest["runs"] or [{}])[-1], **self.expected.selection}
+        run = {**(manifest["runs"] or [{}])[-1], **self.selection}
         total = len(images_of(manifest["settings"], run)) if "images" in run else None
         return StageProgress(len(rows), total, "image")
 
@@ -225,19 +185,24 @@ class EvaluationStage:
         there now, or will be there after more epochs.
         """
         before = recorded.get(records.DENOISER, {}).get("sha256")
-        denoiser = self.expected.denoiser
+        denoiser = self.denoiser
         path = Path(str(denoiser).removeprefix("openai:"))
         now = digest(path) if denoiser and path.is_file() else before
-        if now != before or (before is None) != (denoiser is None):
-            raise UserError(f"{log} was made with another denoiser than {denoiser or 'none'}")
-        if difference := _difference(recorded, {IMAGE_SET: None, **settings}):
-            raise UserError(f"{log} was made with other settings: {difference}")
+        is_other = now != before or (before is None) != (denoiser is None)
+        difference = _difference(recorded, {IMAGE_SET: None, **settings})
         paths, mean = self.classifier.paths, self.classifier.mean
         digests = [digest(path) if path.exists() else None for path in paths]
-        if recorded.get("checkpoint_sha256") != ({mean: digests} if mean else digests[0]):
-            raise UserError(
-                f"{log} was made from another model than {' or '.join(map(str, paths))} holds now"
-            )
+        model = {mean: digests} if mean else digests[0]
+        refuse_any(
+            {
+                f"{log} was made with another denoiser than {denoiser or 'none'}": is_other,
+                f"{log} was made with other settings: {difference}": difference,
+                f"{log} was made from another model than "
+                f"{' or '.join(map(str, paths))} holds now": (
+                    recorded.get("checkpoint_sha256") != model
+                ),
+            }
+        )
         for training in self.trainings:
             epochs, expected = _last_epochs(training.folder), training.expected.epochs
             if epochs is not None and epochs < expected:

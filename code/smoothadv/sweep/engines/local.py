@@ -9,8 +9,7 @@ from queue import SimpleQueue
 from smoothadv.base.cpus import JOBS_AT_A_TIME
 from smoothadv.base.errors import UserError, counted
 from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, SweepContext, wait_for_jobs
-from smoothadv.sweep.job_execution import execute
-from smoothadv.sweep.jobs import SweepJob
+from smoothadv.sweep.jobs import SweepJob, execute
 
 
 @ENGINES.register("local")

@@ -19,8 +19,7 @@ from typing import Any
 from smoothadv.base.errors import UserError, first_line, optional_module
 from smoothadv.base.settings import SettingError, non_negative_int, setting
 from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, SweepContext, wait_for_jobs
-from smoothadv.sweep.job_execution import execute, stage_environment
-from smoothadv.sweep.jobs import FAILED, STOPPED, SweepJob
+from smoothadv.sweep.jobs import FAILED, STOPPED, SweepJob, execute, stage_environment
 
 _KNOCK_SECONDS = 5.0
 # After this time without an answer the head counts as lost. Ray itself would end this process after

@@ -18,8 +18,15 @@ from typing import Any
 from smoothadv.base.errors import UserError, optional_module
 from smoothadv.base.settings import SettingError, positive_int, setting
 from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, SweepContext, wait_for_jobs
-from smoothadv.sweep.job_execution import execute, stage_environment
-from smoothadv.sweep.jobs import DONE, FAILED, STOPPED, BusyError, SweepJob
+from smoothadv.sweep.jobs import (
+    DONE,
+    FAILED,
+    STOPPED,
+    BusyError,
+    SweepJob,
+    execute,
+    stage_environment,
+)
 
 _QUESTIONS, _PAUSE_SECONDS = 10, 15.0
 _CPUS_BESIDE_A_GPU = 8
