@@ -5,6 +5,7 @@ The random checks have a false-alarm probability of 1e-6 over the seeds
 (``support.statistical_checks``).
 """
 
+import math
 from dataclasses import dataclass
 from unittest import mock
 
@@ -96,6 +97,11 @@ def test_uniforms_at_the_thresholds_and_next_to_them_give_the_right_integers(sig
     found = grey_levels(executed(sigma, torch.full((1, 1, 2), grey / 255), uniforms))
     expected = [noisy_grey(grey, uniform, table, clip) for uniform in uniforms]
     assert (found == np.array(expected)[:, None, None, None]).all()
+
+
+@pytest.mark.parametrize(("sigma", "clip"), [(0.12, 184), (0.25, 383), (0.5, 765), (1.0, 1530)])
+def test_noisy_pixels_reach_six_sigma_beyond_black_and_white(sigma, clip):
+    assert RoundedGaussianNoise(sigma, 0).clip == clip == math.ceil(6 * 255 * sigma)
 
 
 @settings(max_examples=25)

@@ -24,7 +24,7 @@ from smoothadv.noise import (
 )
 from smoothadv.noise.philox import philox
 from support import slow_noise
-from support.statistical_checks import is_gaussian_sample
+from support.statistical_checks import are_uncorrelated, is_gaussian_sample
 
 IMAGE = torch.zeros(3, 4, 5)
 
@@ -40,20 +40,26 @@ def generator(seed: int) -> torch.Generator:
 
 
 @pytest.mark.parametrize("sigma", [0.12, 1.0])
-def test_noise_is_gaussian_of_the_stated_scale(sigma):
-    sample = draws(5_000, sigma)
+@pytest.mark.parametrize("of_training", [False, True])
+def test_noise_is_gaussian_of_the_stated_scale(sigma, of_training):
+    sample = (
+        training_noise(torch.zeros(100, 1, 20, 20), 8, sigma, generator(0)).numpy()
+        if of_training
+        else draws(5_000, sigma)
+    )
     assert is_gaussian_sample(sample, sigma)
     # A scale 1 % off would be noticed, in either direction.
     assert not is_gaussian_sample(sample, 1.01 * sigma)
     assert not is_gaussian_sample(sample, 0.99 * sigma)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("copies", "sigma"), [(1, 0.25), (3, 1.0), (2, 0.0)])
-def test_training_noise_is_scaled_standard_noise_with_copies_for_each_image(copies, sigma, dtype):
-    noise = training_noise(torch.ones(4, 3, 5, 6, dtype=dtype), copies, sigma, generator(3))
-    standard = torch.empty(4, copies, 3, 5, 6, dtype=dtype).normal_(generator=generator(3))
-    torch.testing.assert_close(noise, sigma * standard)
+def test_training_noise_is_scaled_standard_noise():
+    images = torch.zeros(5, 1, 30, 40, dtype=torch.float64)
+    noise, standard = (training_noise(images, 2, sigma, generator(3)) for sigma in (0.25, 1.0))
+    reference = torch.empty_like(standard).normal_(generator=generator(3))
+    assert torch.allclose(standard, reference, rtol=1e-12) and torch.allclose(
+        noise, reference / 4, rtol=1e-12
+    )
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,15 @@ def test_no_words_make_noise_beyond_its_largest_value(first, second):
     assert (first > 0) or noise.norm() == pytest.approx(largest * math.sqrt(2), rel=1e-6)
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2, 3])
+def test_draws_and_coordinates_are_uncorrelated(axis):
+    sample = draws(4_000)
+    neighbours = np.roll(sample, 1, axis)
+    assert are_uncorrelated(sample, neighbours)
+    # A tenth of the neighbour mixed in would be noticed.
+    assert not are_uncorrelated(sample + 0.1 * neighbours, neighbours)
+
+
 def test_each_use_of_randomness_has_a_purpose_of_its_own():
     """Two names of one IntEnum value would share their streams, for example training and
     certification.
@@ -102,6 +117,21 @@ def test_global_generators_are_neither_read_nor_changed():
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(2)
     assert (draws(100) == first).all()
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_training_noise_has_copies_for_each_image(copies, dtype):
+    noise = training_noise(torch.zeros(4, 3, 5, 6, dtype=dtype), copies, 0.25, generator(0))
+    assert noise.shape == (4, copies, 3, 5, 6) and noise.dtype == dtype
+    # Every copy of every image is a draw of its own.
+    assert len(noise.flatten(0, 1).flatten(1).unique(dim=0)) == 4 * copies
+
+
+def test_training_noise_of_sigma_zero_is_zero():
+    assert torch.equal(
+        training_noise(torch.ones(2, 1, 3, 3), 4, 0.0, generator(0)), torch.zeros(2, 4, 1, 3, 3)
+    )
 
 
 words = st.integers(0, 2**32 - 1) | st.sampled_from([0, 1, 2**16, 2**31 - 1, 2**31, 2**32 - 1])
@@ -206,6 +236,24 @@ def test_rows_that_are_left_over_repeat_the_first(kind):
     image, noise, rows = image_of((3, 5, 7)), kind(0.25, 3), torch.full((5, 3, 5, 7), 7.0)
     noise.fill(rows, [Rows(noise.stream(4, "cpu"), image, 9, 2)])
     assert torch.equal(rows, one_by_one(noise, image, 4, 9, 2)[[0, 1, 0, 0, 0]])
+
+
+@many
+@given(
+    kinds,
+    shapes,
+    st.permutations(range(4)),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), max_size=12),
+)
+def test_draws_are_the_same_in_every_order_and_interleaving(noise, shape, order, requests):
+    image = image_of(shape)
+    open_streams = {example: noise.stream(example, "cpu") for example in order}
+    pieces = {example: [torch.zeros(0, *shape)] for example in order}
+    for example, count in requests:
+        pieces[example].append(open_streams[example].noisy(count, image))
+    for example, parts in pieces.items():
+        found = torch.cat(parts)
+        assert torch.equal(found, one_by_one(noise, image, example, 0, len(found)))
 
 
 @many

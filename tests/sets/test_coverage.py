@@ -21,7 +21,6 @@ from smoothadv.sets.coverage import (
     share_to_miss,
     threshold,
 )
-from support.exact_tails import DIGITS, normal_quantile, probability_of_at_most
 
 LEVELS = st.floats(1e-9, 1 - 1e-9)
 SCORES = st.lists(st.integers(0, 6).map(float), min_size=1, max_size=40)
@@ -30,7 +29,7 @@ SCORES = st.lists(st.integers(0, 6).map(float), min_size=1, max_size=40)
 @given(LEVELS, st.floats(1e-9, 5), st.floats(1e-3, 10))
 def test_probability_under_attack_is_the_normal_shift_rounded_down(chance, radius, sigma):
     with mp.workdps(60):
-        exact = mp.ncdf(normal_quantile(chance) - mp.mpf(radius) / mp.mpf(sigma))
+        exact = mp.ncdf(mp_quantile(chance) - mp.mpf(radius) / mp.mpf(sigma))
         found = least_probability(chance, radius, sigma)
         assert found <= exact
         if exact > 1e-190:
@@ -38,6 +37,10 @@ def test_probability_under_attack_is_the_normal_shift_rounded_down(chance, radiu
     share = Fraction(str(chance))
     assert share_to_miss(share, radius, sigma) == min(Fraction(found), share)
     assert share_to_miss(share, 0.0, sigma) == share
+
+
+def mp_quantile(chance: float) -> mp.mpf:
+    return mp.sqrt(2) * mp.erfinv(2 * mp.mpf(chance) - 1)
 
 
 def test_what_is_certain_or_impossible_stays_so():
@@ -56,16 +59,22 @@ def test_impossible_numbers_are_refused(wrong):
 @given(st.data(), st.integers(2, 300), st.floats(0.01, 2), st.floats(1e-5, 0.2))
 def test_draws_under_attack_are_those_of_the_definition_rounded_down(data, trials, ratio, alpha):
     """The bounds solve P[Binomial(trials, p) >= least] = alpha and P[Binomial(trials, p) <= draws]
-    = alpha.
+    = alpha. Slow: one number of draws after the other.
     """
     least = data.draw(st.integers(1, trials))
     low = stats.beta.ppf(alpha, least, trials - least + 1)
+    with mp.workdps(40):
+        chance = mp.ncdf(mp_quantile(low) - mp.mpf(ratio))
+        draws = next(k for k in range(trials + 1) if tail(k + 1, trials, chance) <= 1 - alpha)
     found = draws_under_attack(least, trials, ratio, 1.0, alpha)
-    with mp.workdps(DIGITS):
-        chance = mp.ncdf(normal_quantile(mp.mpf(low)) - mp.mpf(ratio))
-        assert found == 0 or probability_of_at_most(found - 1, trials, chance) < alpha
-        assert found == trials or probability_of_at_most(found + 1, trials, chance) >= alpha
-    assert found <= least
+    assert found in (draws, draws - 1) and found <= least
+
+
+def tail(least: int, trials: int, p: mp.mpf) -> mp.mpf:
+    """P[Binomial(trials, p) >= least]."""
+    if least > trials:
+        return mp.mpf(0)
+    return mp.betainc(least, trials - least + 1, 0, p, regularized=True)
 
 
 @given(SCORES, st.fractions(Fraction(1, 1000), Fraction(999, 1000)))
@@ -121,6 +130,28 @@ def test_guarantee_holds_and_is_tight_for_a_half_space(n, alpha, ratio):
     assert missed(Fraction(str(alpha))) > 1.5 * alpha, "without the correction"
     worst = special.ndtr(special.ndtri(float(share)) + ratio)
     assert worst == pytest.approx(alpha, rel=1e-10), "and with all images there are"
+
+
+@pytest.mark.parametrize("levels", [2, 10, 1000])
+def test_guarantee_holds_for_a_score_of_few_values_and_is_tight_for_many(levels):
+    """The score of the label has ``levels`` values with equal probability, in order of the noise's
+    coordinate along which the worst attack moves the image. All thresholds are enumerated: the m-th
+    smallest of n scores is one of the first k values if at least m scores are.
+    """
+    n, alpha, ratio = 2000, 0.2, 0.5
+    clean = np.arange(levels + 1) / levels
+    attacked = special.ndtr(special.ndtri(clean) + ratio)
+
+    def missed(share: Fraction) -> float:
+        rank = int(threshold(np.arange(1.0, n + 1), share))
+        is_below = stats.binom(n, clean).sf(rank - 1)
+        return float((np.diff(is_below) * attacked[:-1]).sum())
+
+    share = share_to_miss(Fraction(str(alpha)), ratio, 1.0)
+    assert missed(share) <= alpha
+    if levels == 1000:
+        assert missed(share) > 0.98 * alpha
+        assert missed(Fraction(str(alpha))) > 1.5 * alpha, "without the correction"
 
 
 @pytest.mark.parametrize("draws", [20, 100, 2000])

@@ -50,6 +50,14 @@ def test_averages():
     assert abstention_rate(LOG) == pytest.approx(0.2)
 
 
+def test_resampled_shares_have_the_quantiles_counted_by_hand():
+    """Two examples, one correct: a resample has 0, 1 or 2 correct with probability 1/4, 1/2,
+    1/4.
+    """
+    ends = [bootstrap_interval(np.array([0.5]), 2, confidence) for confidence in (0.4, 0.6)]
+    assert [(float(low[0]), float(high[0])) for low, high in ends] == [(0.5, 0.5), (0.0, 1.0)]
+
+
 @pytest.mark.parametrize(("correct", "confidence"), [(60, 0.95), (97, 0.9), (5, 0.8)])
 def test_interval_has_the_quantiles_of_resampling_the_examples(correct, confidence):
     """At most a tail of resampled shares lies beyond each end, and at least a tail from it on."""
@@ -58,6 +66,30 @@ def test_interval_has_the_quantiles_of_resampling_the_examples(correct, confiden
     low, high = (round(100 * float(end[0])) for end in ends)
     assert resampled.cdf(low - 1) < tail <= resampled.cdf(low)
     assert resampled.sf(high) <= tail < resampled.sf(high - 1)
+
+
+def misses(band, confidence: float, radii: np.ndarray) -> int:
+    """Of how many of 1000 logs of 60 images each the band leaves out the population's accuracy at
+    any of the radii.
+
+    A third of the population is wrong or abstains; the radii of the others are uniform up to 1.6.
+    """
+    certified = np.random.default_rng(7).uniform(-0.8, 1.6, (1000, 60, 1))
+    low, high = zip(*(band(shares, 60, confidence) for shares in (certified >= radii).mean(1)))
+    truth = (1.6 - radii) / 2.4
+    return int(((truth < np.array(low)) | (truth > np.array(high))).any(1).sum())
+
+
+@pytest.mark.parametrize("confidence", [0.8, 0.95])
+def test_bands_hold_at_all_radii_at_once(confidence):
+    """A true band of this confidence is taken for a false one with probability 1e-6; one that holds
+    at each radius by itself, or of half the width, is found out."""
+    most = int(stats.binom.isf(1e-6, 1000, 1 - confidence))
+    few, many = np.linspace(0, 1.5, 7), np.linspace(0, 1.6, 81)
+    assert misses(dkw_band, confidence, many) <= most
+    assert misses(clopper_pearson_band, confidence, few) <= most
+    assert misses(bootstrap_interval, confidence, few) > most
+    assert misses(lambda shares, *_: dkw_band(shares, 4 * 60, confidence), confidence, many) > most
 
 
 def test_bands_are_those_of_their_formulas():
@@ -79,6 +111,14 @@ def test_certified_accuracies_are_those_of_counting_row_by_row(table, asked):
         for radius in asked
     ]
     assert certified_accuracies(table, asked).tolist() == counted
+
+
+@given(tables, st.lists(radii, min_size=2, max_size=6).map(sorted))
+def test_certified_accuracy_falls_from_the_clean_accuracy_to_nothing(table, asked):
+    accuracies = certified_accuracies(table, [0.0, *asked, 4.01])
+    assert accuracies[0] == accuracy(table) == table.correct.mean()
+    assert np.all(np.diff(accuracies) <= 0) and accuracies[-1] == 0
+    assert accuracy(table) + abstention_rate(table) <= 1 + 1e-12
 
 
 @given(tables)

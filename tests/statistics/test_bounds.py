@@ -6,6 +6,7 @@ import math
 from fractions import Fraction
 
 import mpmath
+import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
@@ -121,14 +122,48 @@ def test_smallest_count_that_predicts(trials, top):
     assert vote_is_significant(top, trials - top, p_value * (1 + 1.1e-10))
 
 
+def test_fewest_trials_at_the_level_of_the_paper():
+    assert Exact.least_draws(1e-3) == 10
+    assert least_draws(1e-3) == 11
+    assert least_draws(2**-10) == 11, "the p-value of 11 equal votes is 2 * 2^-11, the level itself"
+
+
 @given(alphas)
-@example(1e-3)
 def test_fewest_trials_are_the_fewest(alpha):
     level = Fraction(alpha)
     n = Exact.least_draws(alpha)
     assert Fraction(1, 2**n) <= level and (n == 1 or Fraction(1, 2 ** (n - 1)) > level)
     n = least_draws(alpha)
     assert Fraction(2, 2**n) <= level < Fraction(2, 2 ** (n - 1))
+
+
+def miscoverage(bounds: list[float], p: float) -> float:
+    """P[bounds[K] > p] over K ~ Binomial(len(bounds) - 1, p): how often a lower bound on p is
+    false.
+    """
+    masses = stats.binom.pmf(range(len(bounds)), len(bounds) - 1, p)
+    return math.fsum(masses[np.array(bounds) > p])
+
+
+def worst_miscoverage(bounds: list[float]) -> float:
+    """The supremum over p, which is approached just below one of the values of the bound."""
+    return max(miscoverage(bounds, bound * (1 - 1e-12)) for bound in bounds if 0 < bound < 1)
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 0.05, 0.3])
+@pytest.mark.parametrize("trials", [1, 2, 5, 12, 30, 60])
+def test_bound_covers_with_exactly_its_level(trials, alpha):
+    bounds = [lower_confidence_bound(k, trials, alpha) for k in range(trials + 1)]
+    assert worst_miscoverage(bounds) == pytest.approx(alpha, rel=1e-8)
+
+
+def test_coverage_check_rejects_the_normal_approximation():
+    trials, normal_quantile = 60, 1.6448536
+    wald = [
+        k / trials - normal_quantile * math.sqrt(k / trials * (1 - k / trials) / trials)
+        for k in range(trials + 1)
+    ]
+    assert worst_miscoverage(wald) > 2 * 0.05
 
 
 @given(counts(largest=10**5), alphas)
@@ -150,6 +185,14 @@ def many_draws(draw) -> tuple[int, int]:
     """
     trials = round(10 ** draw(st.floats(5, 9)))
     return trials - min(trials // 2, round(10 ** draw(st.floats(0, 6))) - 1), trials
+
+
+@settings(max_examples=140)
+@given(counts(largest=10**5) | many_draws(), alphas)
+def test_radius_is_never_above_the_exact_one_and_within_1e8_of_it(count, alpha):
+    radius = certified_radius(*count, 1.0, alpha)
+    assume(radius)
+    assert is_sound_and_tight(radius, *count, alpha)
 
 
 # Few failures among very many trials: there SciPy's inverse of the beta distribution is least
@@ -237,13 +280,11 @@ def lost_to_the_bend(distance: float) -> float:
     return 0.011 * math.sqrt(2 * math.pi) * distance
 
 
-@settings(max_examples=150)
-@given(counts(largest=10**5) | many_draws(), alphas, distances)
-def test_radius_is_never_above_the_exact_one_and_within_1e8_of_it(count, alpha, distance):
+@given(counts(largest=10**5), alphas, distances)
+def test_radius_with_a_noise_distance_is_sound_and_tight(count, alpha, distance):
     radius = certified_radius(*count, 1.0, alpha, distance)
     assume(radius)
-    slack = (2e-8 if distance else 1e-8) + lost_to_the_bend(distance)
-    assert is_sound_and_tight(radius, *count, alpha, distance, slack)
+    assert is_sound_and_tight(radius, *count, alpha, distance, 2e-8 + lost_to_the_bend(distance))
 
 
 def test_soundness_check_rejects_a_distance_that_is_counted_once():
@@ -303,6 +344,18 @@ def test_probability_of_a_radius_is_never_below_the_exact_one(radius, sigma, dis
 def test_probability_of_extreme_radii(radius):
     assert is_above_and_tight(radius_probability(radius, 1.0), radius, 1.0, 0.0)
     assert not is_above_and_tight(math.nextafter(0.5, 0), radius, 1.0, 0.0)
+
+
+@given(counts(largest=10**5), alphas, st.floats(0.05, 4), distances)
+def test_a_certified_radius_needs_no_more_probability_than_was_shown(count, alpha, sigma, distance):
+    """The two directions of Cohen et al.'s Theorem 1 fit together."""
+    radius = certified_radius(*count, sigma, alpha, distance)
+    assume(radius)
+    shown = certified_radius(*count, 1.0, alpha)
+    with mpmath.workdps(DIGITS):
+        p_lower = float(mpmath.ncdf(shown))
+    # Each direction adds 1 % for the curvature of the quantile.
+    assert radius_probability(radius, sigma, distance) <= p_lower + 1e-11
 
 
 def test_squared_radius_in_grey_levels():
@@ -368,9 +421,14 @@ def test_tolerated_number_of_many_statements_is_that_of_60_digits(
 
 
 @given(st.integers(1, 40), st.floats(1e-6, 0.5), st.floats(1e-9, 0.5))
-def test_exact_deduction_is_the_tolerated_share(examples, alpha, rho):
+def test_exact_deduction_is_the_smallest_share_that_exact_tails_allow(examples, alpha, rho):
     share = certified_accuracy_deduction(examples, alpha, rho, exact=True)
-    assert share == tolerated_false_statements(examples, alpha, rho) / examples
+    false, slack = round(share * examples), 1 + Fraction(1, 10**9)
+    assert (
+        share == false / examples
+        and more_than(false, examples, Fraction(alpha)) <= Fraction(rho) * slack
+    )
+    assert false == 0 or more_than(false - 1, examples, Fraction(alpha)) > Fraction(rho) / slack
     assert share <= certified_accuracy_deduction(examples, alpha, rho), (
         "Bernstein's inequality allows no less"
     )
@@ -387,3 +445,30 @@ def test_interval_is_that_of_scipy(count, confidence):
     assert binomial_interval(*count, confidence) == pytest.approx(
         (expected.low, expected.high), rel=1e-9, abs=1e-12
     )
+
+
+def coverage(interval, trials: int, p: float) -> float:
+    """P[p lies in the interval of X] over X ~ Binomial(trials, p), summed over all X."""
+    masses = stats.binom.pmf(range(trials + 1), trials, p)
+    inside = [low <= p <= high for low, high in (interval(k) for k in range(trials + 1))]
+    return float(masses[inside].sum())
+
+
+@pytest.mark.parametrize("trials", [1, 7, 40])
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.999])
+def test_interval_covers_every_probability_as_often_as_promised(trials, confidence):
+    """No randomness: all outcomes are summed. Ends of intervals are where the coverage jumps."""
+    intervals = [binomial_interval(k, trials, confidence) for k in range(trials + 1)]
+    ends = [end for interval in intervals for end in interval]
+    for p in [*(i / 97 for i in range(98)), *ends, *(math.nextafter(end, 0.5) for end in ends)]:
+        assert coverage(intervals.__getitem__, trials, p) >= confidence - 1e-9, p
+
+
+def test_usual_approximation_would_fail_the_test_of_coverage():
+    """Negative control: the share plus or minus 1.96 standard errors."""
+
+    def wald(k: int) -> tuple[float, float]:
+        error = 1.96 * math.sqrt(k / 40 * (1 - k / 40) / 40)
+        return k / 40 - error, k / 40 + error
+
+    assert min(coverage(wald, 40, i / 97) for i in range(1, 97)) < 0.5

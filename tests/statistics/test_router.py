@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from smoothadv.statistics import ABSTAIN, Smoothing
+from smoothadv.statistics import ABSTAIN, Draws, Smoothing
 from smoothadv.statistics.bounds import two_sided_radius
 from smoothadv.statistics.cascade import STAGE
 from smoothadv.statistics.router import (
@@ -26,7 +26,7 @@ from support.false_statements import (
     quantile,
     two_sided_edges,
 )
-from support.votes import answered, outcome
+from support.votes import answered, outcome, stated
 
 ALPHA = 0.05
 # Of two stages, and of the router.
@@ -133,3 +133,37 @@ def test_samples_are_all_draws_and_those_of_another_class_stop():
     skipped = answered(procedure, [*p[:2], [0.0, 1.0]], asked=asked)
     assert (skipped.prediction, skipped.details["label_aware"]) == (ABSTAIN, 1)
     assert len(asked) == 2 and skipped.details["samples"] == 60
+
+
+def theorem(p: list[list[float]], k: int, c: int) -> float:
+    """The largest radius that a certificate of class c at stage k may state; negative if none."""
+    radii = []
+    for shares, own, sigma in ((p[2], k, SIGMAS[2]), (p[k], c, SIGMAS[k])):
+        radii.append(sigma * (quantile(shares[own]) - quantile(max(np.delete(shares, own)))) / 2)
+    return min(radii)
+
+
+@pytest.mark.parametrize("route", [[0.9, 0.1], [0.02, 0.98]])
+def test_radii_are_nearly_those_of_the_theorem(route):
+    """Never above it, but with probability 1e-4 per run."""
+    p = [[0.9, 0.06, 0.04], [0.99, 0.005, 0.005], route]
+    procedure = Router(Smoothing(1.0, 1000, 400_000, 1e-4), sigmas=SIGMAS)
+    generator = np.random.default_rng(0)
+
+    def votes(request: Draws) -> np.ndarray:
+        return generator.multinomial(request.count, p[request.stage])
+
+    found = [stated(procedure, votes, label=-1) for _ in range(15)]
+    best, stage = theorem(p, int(np.argmax(route)), 0), 1 + int(np.argmax(route))
+    assert {(each.prediction, each.details[STAGE]) for each in found} == {(0, stage)}
+    radii = np.array([each.radius for each in found])
+    assert (radii <= best).all() and np.median(radii) >= best * 0.95, (radii, best)
+
+
+def test_each_sequential_bound_has_the_distance_of_its_own_noise():
+    smoothing = Smoothing(1.0, 30, 1000, 1e-3, 0.005)
+    procedure = SequentialRouter(smoothing, sigmas=SIGMAS, noise_distances=DISTANCES)
+    levels = [each.smoothing for each in procedure.bounds.values()]
+    found = [(each.sigma, each.noise_distance) for each in levels]
+    assert found == list(zip(SIGMAS, DISTANCES))
+    assert SequentialRouter(smoothing, sigmas=SIGMAS).noise_distances == (0.005,) * 3

@@ -32,3 +32,11 @@ def is_gaussian_sample(samples: np.ndarray, sigma: float) -> bool:
     # 50 bins of equal probability.
     counts = np.bincount((stats.norm.cdf(scaled) * 50).astype(int).clip(0, 49), minlength=50)
     return min(*tails, stats.chisquare(counts).pvalue) >= FALSE_ALARM / 3
+
+
+def are_uncorrelated(first: np.ndarray, second: np.ndarray) -> bool:
+    """Whether two equally long samples are credibly uncorrelated (Fisher's transformation)."""
+    correlation = np.corrcoef(first.ravel(), second.ravel())[0, 1].clip(-1 + 1e-12, 1 - 1e-12)
+    return abs(np.arctanh(correlation)) * np.sqrt(first.size - 3) <= -stats.norm.ppf(
+        FALSE_ALARM / 2
+    )

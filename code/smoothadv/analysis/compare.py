@@ -125,10 +125,9 @@ class Comparison(AtRadii, Analysis):
         low, high = paired_difference_interval(only_first, only_second, len(first), self.confidence)
         shares = [float(first.mean()), float(second.mean())]
         difference = (only_second - only_first) / len(first)
-        return [
-            *(quantity, len(first), *shares, difference, low, high),
-            *(only_first, only_second, mcnemar_p_value(only_first, only_second)),
-        ]
+        p_value = mcnemar_p_value(only_first, only_second)
+        counts = only_first, only_second, p_value
+        return [quantity, len(first), *shares, difference, low, high, *counts]
 
     def _interval_of_mean(self, values: np.ndarray) -> Sequence[float]:
         """A percentile bootstrap interval of the mean."""

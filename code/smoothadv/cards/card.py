@@ -21,8 +21,6 @@ verified        by: RECOMPUTED if the counts of each row show its radius, else w
                 checked: what was checked; redrawn: the number of rows that ``certify verify`` drew
                 again, and the seed that chose them; attacked: certificates that ``attack
                 --against`` attacked and flipped; notes to keep in mind
-
-Nothing of a log leaves it but these facts: the paired tests of ``board`` need no more.
 """
 
 import base64
@@ -561,11 +559,8 @@ def _verified(log: Log, images: dict[str, Any]) -> dict[str, Any]:
         by = NO_MANIFEST if {*COUNT_COLUMNS} <= {*log.table} else NO_COUNTS
     elif _VERIFIER.exists():
         _run_verifier(path)
-    return {
-        "by": by,
-        "checked": _CHECKED[: 3 if known else 2],
-        "notes": [*log.notes, *rounding_notes(log)],
-    }
+    checked = _CHECKED[: 3 if known else 2]
+    return {"by": by, "checked": checked, "notes": [*log.notes, *rounding_notes(log)]}
 
 
 def _redrawn(path: Path, log: Path, sha256: str, rows: int) -> dict[str, Any]:
