@@ -177,7 +177,9 @@ class AtRadii(Norm):
     )
 
     def chosen_radii(self, logs: Sequence[Log], most: int = MOST_RADII) -> list[Radius]:
-        """The radii that the user named, each once, or the default ones, at ``most`` so many."""
+        """The radii that the user named, each once, or the default ones: at ``most`` so many on
+        images like those of CIFAR-10, fewer on others.
+        """
         if self.radii:
             return [*dict.fromkeys(self.radii)]
         if self.norm == "linf":

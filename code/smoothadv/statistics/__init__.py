@@ -154,9 +154,8 @@ class Procedure(Checked):
     fixed_sample: ClassVar[bool] = False
     """Whether every radius is ``radius_from`` the counts in its row, over exactly n draws."""
     certificate: ClassVar[str] = ""
-    """The kind of its certificates, or how that begins: what they state, and of what, whatever the
-    votes that show it. "one-sided": the radius R of a class states that p_A > Phi(R / sigma) and no
-    more.
+    """What its certificates state, in words, or how these words begin. "one-sided": the radius R of
+    a class states that p_A > Phi(R / sigma), and no more.
     """
     smoothing: Smoothing
 
@@ -338,9 +337,9 @@ class FixedSample(Procedure):
             return self.radius_from(dict(zip(columns, counts)), settings)
 
         def is_settled(votes: np.ndarray) -> bool:
-            """Whether the class cannot be certified any more. If it can be certified with twice the
-            votes that others have, it can be with fewer: ``reached`` are such votes, below which
-            nothing is computed.
+            """Whether the class cannot be certified any more. Where it could be even if the others
+            had twice their votes, that holds until they have so many: ``reached`` are the doubled
+            votes, and nothing is computed before a class exceeds its own.
             """
             nonlocal reached
             if (votes > reached).any():
