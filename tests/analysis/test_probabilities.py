@@ -108,4 +108,4 @@ def test_logs_that_do_not_tell_their_bounds_are_named():
     assert message.endswith("told of sequential.tsv, unknown.tsv, stages.tsv")
     with pytest.warns(UserWarning, match="told of sequential.tsv$"):
         (row,) = Probabilities()(Logs([log(), sequential])).rows
-    assert row[0].name == "log.tsv"
+    assert row[0].value == "log.tsv"
