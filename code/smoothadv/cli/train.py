@@ -57,7 +57,7 @@ def _certify_command(spec: TrainSpec) -> str:
     """The command line that certifies the trained model with the sigma of its training."""
     sigma, made = str(spec.objective.noise_sd or 0.25), str(spec.outdir / CHECKPOINT_FILE)
     words = invocation("certify").split()
-    classifier, before = made, {name: getattr(spec, name) for name in ("denoiser", "resize")}
+    classifier, before = made, {"denoiser": spec.denoiser, "resize": spec.resize}
     if spec.timestep != RELEASED:
         before["timestep"] = spec.timestep
     if spec.objective.DENOISES:
