@@ -433,14 +433,17 @@ def test_rows_in_memory_are_those_of_a_file(tmp_path, kind):
 @pytest.mark.filterwarnings("ignore::smoothadv.base.errors.DoubtfulWarning")
 @pytest.mark.parametrize("kind", ["exact", "top-k", "predict"])
 def test_images_without_labels_have_rows_without_what_labels_say(kind):
-    function, options = CALLS[kind][0], {**FEWER, **CALLS[kind][1]}
-    rows = function(network(), IMAGES, **options)
-    given = function(network(), IMAGES, np.zeros(COUNT, int), **options)
-    assert [*rows] == [name for name in given if name not in ("label", "correct")]
-    if kind == "exact":  # the others choose the label where it is among the first ones
-        pd.testing.assert_frame_equal(rows, given[[*rows]], rtol=0, atol=0)
+    function, options = CALLS[kind][0], {**FEWER, **CALLS[kind][1], "sigma": 0.25, "num_classes": 3}
+    images = torch.rand(5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    rows = function(module, images, **options)
+    zeros = function(module, images, np.zeros(5, int), **options)
+    assert [*rows] == [name for name in zeros if name not in ("label", "correct")]
+    if kind == "exact":  # the others choose the class 0 where it is among the first ones
+        pd.testing.assert_frame_equal(rows, zeros[[*rows]], rtol=0, atol=0)
     elif kind == "predict":
-        assert (rows.predict == rows.class_1).all(), "no label is looked for among them"
+        assert (rows.predict == rows.class_1).all() and (zeros.predict != zeros.class_1).any()
 
 
 @pytest.mark.parametrize(

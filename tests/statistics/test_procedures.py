@@ -5,6 +5,7 @@ full counts do.
 import dataclasses
 import functools
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from smoothadv.statistics import ABSTAIN, PROCEDURES, Certificate, Draws, Smoothing
 from smoothadv.statistics.bounds import certified_radius, top_k_radius, two_sided_radius
+from support.exact_tails import DIGITS, probability_of_at_most
 from support.votes import ListedVotes, certify, listed, stated
 
 # A router needs two classifiers.
@@ -153,3 +155,20 @@ def test_fewer_votes_than_were_asked_for_certify_nothing(name, missing, predicti
 
     found = stated(PROCEDURES[name](SMOOTHING), votes, label=2)
     assert (found.prediction, found.trials) == (prediction, SMOOTHING.n - missing)
+
+
+@pytest.mark.parametrize("alpha", [0.4, 0.05, 1e-3])
+@pytest.mark.parametrize("trials", [100, 1_000])
+def test_a_tie_on_the_boundary_is_certified_no_more_often_than_alpha(trials, alpha):
+    """At each radius that can be reported, an image may lie exactly that far from a half-space:
+    there classes tie.
+    """
+    radii = {
+        k: certified_radius(k, trials, 1.0, alpha) for k in range(trials - trials // 4, trials + 1)
+    }
+    with mpmath.workdps(DIGITS):
+        for k, radius in [*radii.items()][:: trials // 12]:
+            reaching = probability_of_at_most(trials - k, trials, mpmath.ncdf(-mpmath.mpf(radius)))
+            assert alpha * (1 - 1e-6) < reaching <= alpha, (
+                "P[R >= distance], for p_A = Phi(distance)"
+            )
