@@ -303,7 +303,6 @@ FT_CADIS = ["--recipe", "ft-cadis-cifar10", "--resize", 8]
     ("options", "flag", "recipe"),
     [
         ([*FT_CADIS, "--epochs", 2], "--lr-rise", "ft-cadis-cifar10"),
-        ([*FT_CADIS, "--optimizer", "sgd"], "--layer-decay", "ft-cadis-cifar10"),
         (["--recipe", "fast", "--lr-factor", 1], "--lr-schedule", "fast"),
         (["--recipe", "router"], "--route-consistency", "router"),
         (
@@ -330,6 +329,19 @@ def test_refusal_says_last_which_options_are_of_a_recipe(compose, options, flag,
 def test_recipe_leaves_out_what_another_schedule_lacks(compose, recipe, shape, left_out):
     composed = compose("train", "--recipe", write_recipe(recipe), "--lr-schedule", shape)
     assert getattr(composed.spec.schedule, f"learning_rate_{left_out}") is None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "optimizer", "rate"),
+    [
+        ("--optimizer adamw --lr 0.002 --layer-decay 0.75", "sgd", 0.1),
+        ("--optimizer adamw --lr 0.002", "adamw", 0.002),
+        ("--lr 0.2", "sgd", 0.2),
+    ],
+)
+def test_recipe_has_the_learning_rate_of_its_own_optimizer(compose, recipe, optimizer, rate):
+    composed = compose("train", "--recipe", write_recipe(recipe), "--optimizer", optimizer)
+    assert composed.schedule.learning_rate == rate
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,7 @@ def _certify(parser: Parser, options: Options, command: Sequence[str]) -> None:
     accuracies = zip(radii, accuracy.certified_accuracies(table, radii))
     listed = ", ".join(f"{share:.1%} at {radius:g}" for radius, share in accuracies)
     on_the_grid = " on the grid of radii" if procedure.on_grid else ""
-    top_k = getattr(procedure, "top_k", 1)
-    among = f"top-{top_k} " if top_k > 1 else ""
+    among = f"top-{procedure.top_k} " if procedure.top_k > 1 else ""
     print(
         f"{log.path}: {counted(len(table), 'example')}, certified {among}accuracy {listed}; "
         f"average certified radius{on_the_grid} {accuracy.average_certified_radius(table):.3f}"

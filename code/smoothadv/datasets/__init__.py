@@ -41,8 +41,6 @@ CIFAR_TRAINING = TrainingDefaults(batch=256, epochs=150, learning_rate=0.1, lear
 """SmoothAdv, appendix D: CIFAR-10."""
 IMAGENET_TRAINING = TrainingDefaults(batch=400, epochs=90, learning_rate=0.1, learning_rate_step=30)
 """SmoothAdv, appendix D: ImageNet."""
-CIFAR_RADII = tuple(0.25 * step for step in range(10))
-"""SmoothAdv, table 2: CIFAR-10; and 0."""
 IMAGENET_RADII = tuple(0.5 * step for step in range(8))
 """SmoothAdv, table 1: ImageNet; and 0."""
 
@@ -54,7 +52,8 @@ class DatasetDescription:
     ``image_shape`` is (C, H, W); ``mean`` and ``std`` are per channel on images in [0, 1], None
     where they cannot be known (an image folder without training images). Augmentation is a random
     crop after zero padding by ``crop_padding`` pixels and, if ``horizontal_flip``, a mirror image
-    with probability 1/2. ``radii`` are the grid of procedures whose radii lie on one.
+    with probability 1/2. ``radii`` are the grid of procedures whose radii lie on one (None:
+    theirs).
     """
 
     name: str
@@ -65,7 +64,7 @@ class DatasetDescription:
     defaults: TrainingDefaults
     crop_padding: int = 4
     horizontal_flip: bool = True
-    radii: tuple[float, ...] = CIFAR_RADII
+    radii: tuple[float, ...] | None = None
 
     @property
     def num_classes(self) -> int:

@@ -244,12 +244,11 @@ def prepare(
         indices=indices,
         device=device,
         batch=processes.received(batch),
-        settings={CLASSIFIER: classifier},
-        run_record={},
+        settings=_settings(spec, classifier, voters, dataset, indices, device),
+        run_record=_run_record(spec, voters, dataset, device),
         processes=processes,
     )
-    settings, run_record = _record(evaluation)
-    return replace(evaluation, settings=settings, run_record=run_record).continuing(log)
+    return evaluation.continuing(log)
 
 
 def _warn_of_doubts(spec: EvaluationSpec, loaded: Sequence[Loaded], indices: Sequence[int]) -> None:
@@ -330,24 +329,30 @@ def _fast(
     return replace(spec, fast=False, **known)
 
 
-def _record(evaluation: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
+def _settings(
+    spec: EvaluationSpec,
+    classifier: str,
+    voters: Sequence[Voter],
+    dataset: ImageDataset,
+    indices: Sequence[int],
+    device: torch.device,
+) -> dict[str, Any]:
     """The settings that decide the numbers, to which ``continuing`` adds the batch and the logits;
-    and what a manifest says of this process besides.
+    ``classifier`` is the digest of all voters.
     """
-    spec, device, voters = evaluation.spec, evaluation.device, evaluation.voters
-    bases, description = [voter.base for voter in voters], evaluation.dataset.description
+    bases = [voter.base for voter in voters]
     settings = {
         **spec.identity(*[arch for base in bases for arch in base.architectures]),
         "dataset_fingerprint": voters[0].key.dataset,
         **joined([base.settings for base in bases]),
-        "num_classes": description.num_classes,
+        "num_classes": dataset.description.num_classes,
         "noise": type(voters[0].noise).__name__,
         "generator": _GENERATOR,
-        **evaluation.settings,
+        CLASSIFIER: classifier,
         "folded": all(voter.form.is_folded for voter in voters),
         "device": device_name(device),
         "torch": torch.__version__,
-        **({IMAGE_SET: record_of(spec.image_set, evaluation.indices)} if spec.image_set else {}),
+        **({IMAGE_SET: record_of(spec.image_set, indices)} if spec.image_set else {}),
     }
     if len(voters) > 1:
         settings["sigmas"] = [voter.key.sigma for voter in voters]
@@ -355,24 +360,32 @@ def _record(evaluation: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
         settings["fused"] = True
     if device.type == "cuda" and voters[0].victim.dtype == torch.float32:
         settings["tf32"] = uses_tf32(device)
-    kernels = kernels_on(device)
-    if kernels is not None and (not evaluation.is_sound or spec.attack is not None):
+    kernels, is_sound = kernels_on(device), voters[0].noise.is_sound
+    if kernels is not None and (not is_sound or spec.attack is not None):
         settings["noise_kernel"] = kernels.VERSION
-    if evaluation.is_sound and device.type == "cpu":
+    if is_sound and device.type == "cpu":
         # --sound certifies the executed program, whose rounding these may change.
         settings["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
         settings["threads"] = torch.get_num_threads()
-    run = {
-        "checkpoint": bases[0].name if spec.stages is None else spec.model and str(spec.model),
+    return settings
+
+
+def _run_record(
+    spec: EvaluationSpec, voters: Sequence[Voter], dataset: ImageDataset, device: torch.device
+) -> dict[str, Any]:
+    """What a manifest says of this process besides the settings."""
+    return {
+        "checkpoint": voters[0].base.name
+        if spec.stages is None
+        else spec.model and str(spec.model),
         **({} if spec.denoiser is None else {DENOISER: pinned(spec.denoiser)}),
         "skip": spec.skip,
         "max": spec.limit,
-        "image_shape": list(description.image_shape),
+        "image_shape": list(dataset.description.image_shape),
         "torch_threads": torch.get_num_threads(),
         "device": device_name(device),
         **provenance(spec.command),
     }
-    return settings, run
 
 
 def settings_to_continue(spec: EvaluationSpec, log: Path | None) -> dict[str, Any]:

@@ -339,7 +339,7 @@ class CertifySpec(EvaluationSpec):
         except (ValueError, TypeError) as error:
             raise UsageError(str(error)) from error
         if description is not None:
-            check_top_k(getattr(procedure, "top_k", 1), description)
+            check_top_k(procedure.top_k, description)
         return procedure
 
 

@@ -104,7 +104,7 @@ class Bound:
     the ``selection``, votes [K] of the classifier of this ``stage``.
     """
 
-    test: Any
+    test: "Procedure"
     chosen: int
     selection: np.ndarray
     stage: int = 0
@@ -238,10 +238,15 @@ class Procedure(Checked):
             found = f"found {type(self).__name__}, of {self.classifiers} classifiers"
             raise SettingError(f"procedure: {found}, expected one of a single classifier")
 
+    @property
+    def top_k(self) -> int:
+        """A certificate states that a class is among so many most probable ones."""
+        return 1
+
     @cached_property
     def largest_radius(self) -> float | None:
         """The radius of an input whose every draw is a success; None if not even that certifies."""
-        voting, others = self.run(0), [0] * getattr(self, "top_k", 1)
+        voting, others = self.run(0), [0] * self.top_k
         request = next(voting)
         while True:
             try:
@@ -284,6 +289,14 @@ class Procedure(Checked):
         selection = yield Draws(self.smoothing.n0)
         own = Bound(self, self.candidate(selection, label), selection)
         return own, [own], self.smoothing.n0
+
+    def decide(
+        self, selection: np.ndarray, candidate: int, most: float, stage: int
+    ) -> Generator[Draws, np.ndarray, Looked]:
+        """Test the bound on a class that the votes [K] of the ``selection`` chose, by fresh draws
+        of the classifier ``stage``. Only radii up to ``most`` are of interest.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no decide of its own")
 
     def candidate(self, selection: np.ndarray, label: int) -> int:
         """The class that the statement is about, by the votes [K] of the selection; the smallest

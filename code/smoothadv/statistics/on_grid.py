@@ -26,7 +26,7 @@ from smoothadv.statistics.ranges import trusting
 from smoothadv.statistics.two_sided import RIVAL, strongest_rival
 
 PAPER_RADII = tuple(0.25 * step for step in range(10))
-"""0 and the columns of the paper's CIFAR-10 tables."""
+"""SmoothAdv, table 2: the columns of CIFAR-10; and 0."""
 SMALLEST_ALPHA = 1e-9
 """Each look reserves an error of 1e-12 against rounding, which would use up a smaller alpha."""
 GRID_COLUMNS = (SAMPLES, LEVEL, LOOKS)

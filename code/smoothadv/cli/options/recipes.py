@@ -17,13 +17,16 @@ _NEVER = (
     "--recipe --released-behaviour --data-dir --device --seed --resume --overwrite --debug "
     "--plugin --help -h --version"
 ).split()
-# What the command line may choose, and the options of recipes that then have no meaning.
+# What the command line may choose, and the options of recipes that then have no meaning, unless the
+# recipe has chosen the same; and what those have chosen that choose nothing.
 _REPLACED = {
     ("--lr-schedule", "step"): {"--lr-rise", "--lr-end"},
     ("--lr-schedule", "one-cycle"): {"--lr-step-size", "--lr-factor", "--lr-rise", "--lr-end"},
     ("--lr-schedule", "cosine"): {"--lr-step-size", "--lr-factor"},
     ("--optimizer", "adamw"): {"--momentum", "--lr"},
+    ("--optimizer", "sgd"): {"--layer-decay", "--lr"},
 }
+_USUAL = {"--lr-schedule": "step", "--optimizer": "sgd"}
 
 
 def recipe_names() -> list[str]:
@@ -75,6 +78,6 @@ def added_by_recipe(
     if settings and not known.intersection(settings):
         warn(f"nothing reads {', '.join(settings)} of the recipe {name} here: is --attack missing?")
     for (flag, value), replaced in _REPLACED.items():
-        if options.get(flag) == value:
+        if options.get(flag) == value != recipe.get(flag, _USUAL[flag]):
             known -= replaced
     return {flag: recipe[flag] for flag in recipe if flag in known - options.keys()}
