@@ -376,6 +376,16 @@ def test_memory_that_runs_out_at_any_time_changes_no_count(batch, fails, depth):
     assert batches == [batch >> halving for halving in range(1, len(batches) + 1)]
 
 
+def test_no_draw_is_lost_or_repeated_where_memory_runs_out():
+    """Votes may be equal where draws are not: here the draws themselves are compared."""
+    recorder = Recorder(ConstantClassifier(2, CLASSES))
+    list(counter_of(Forgetful(recorder, 16), 100).run([asking(0, Draws(96), Draws(160))]))
+    stream = streams_of(0)[0]
+    expected = {row.numpy().tobytes() for row in stream.noisy(256, image_of(0))}
+    # 12 rows at a time: the last batch of each round is padded.
+    assert draws_seen(recorder) == expected and {*map(len, recorder.batches)} == {12}
+
+
 def test_a_batch_that_must_be_kept_is_an_error_instead():
     """Certificates for the executed arithmetic are of one shape."""
     batches = []
