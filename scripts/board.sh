@@ -113,7 +113,7 @@ if compgen -G "logs/quickstart/*.tsv" >/dev/null; then
 fi
 rankings() { python code/analyze.py board "$@"; }
 text=$(
-    rankings docs/board/*_cifar10_0.5_*.json --top 4 --radii 0.25 0.5 1 | awk '/^### / { n++ } n == 1'
+    rankings docs/board/*_cifar10_0.5_*.json --top 3 --radii 0.5 1 | awk '/^### / { n++ } n == 1'
 )
 {
     sed '/<!-- rankings -->/q' docs/board.md
