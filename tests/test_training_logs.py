@@ -111,6 +111,16 @@ def test_missing_column_is_named(tmp_path, text, column):
     assert f"lacks the column {column}" in message
 
 
+def test_epochs_may_start_late_and_leave_gaps_but_neither_fall_nor_begin_before_the_first(tmp_path):
+    """A resumed run may have logged its start elsewhere."""
+    header, *rows = OURS.splitlines()
+    late = [header, rows[1], rows[2].replace("2 ", "9 ", 1)]
+    table = read_training_log(write(tmp_path / "log.txt", "\n".join(late)))
+    assert table.epoch.tolist() == [1, 9]
+    for epochs in ([*rows, *rows], [*rows, rows[-1]], ["-1" + rows[0][1:], *rows]):
+        assert "two runs" in refusal(write(tmp_path / "log.txt", "\n".join([header, *epochs])))
+
+
 @pytest.mark.parametrize("name", ["epoch", "train_loss", "train_accuracy", "test_loss"])
 def test_column_that_is_there_twice_is_refused(tmp_path, name):
     """Under the same name, or under another name of the same column: it is unclear which one

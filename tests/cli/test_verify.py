@@ -3,6 +3,8 @@ cannot know.
 """
 
 import json
+import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,26 +63,26 @@ def test_all_rows_are_equal_where_the_log_was_made(logs, kind, capsys):
     assert snapshot(logs[kind].parent) == before, "the log and its folder stay as they were"
 
 
+def planted(name: str, lines: list[str]) -> list[str]:
+    """The lines with a vote for the rival instead, or one more digit, in each of twenty rows: none
+    that a reader of the log can see.
+    """
+    rows = [line.split("\t") for line in lines]
+    successes, rival, radius = map(rows[0].index, ("successes", "rival", "radius"))
+    for fields in [row for row in rows[1:] if row[2] != "-1"][:PLANTED]:
+        if name == "radius":
+            fields[radius] += "1"
+        else:
+            fields[successes], fields[rival] = (
+                str(int(fields[successes]) - 1),
+                str(int(fields[rival]) + 1),
+            )
+    return ["\t".join(fields) for fields in rows]
+
+
 @pytest.mark.parametrize("name", ["successes", "radius"])
 def test_every_planted_fault_is_found(changed, capsys, name):
-    """A vote for the rival instead, or one more digit, in each of twenty rows: none that its reader
-    can see.
-    """
-
-    def planted(lines: list[str]) -> list[str]:
-        rows = [line.split("\t") for line in lines]
-        successes, rival, radius = map(rows[0].index, ("successes", "rival", "radius"))
-        for fields in [row for row in rows[1:] if row[2] != "-1"][:PLANTED]:
-            if name == "radius":
-                fields[radius] += "1"
-            else:
-                fields[successes], fields[rival] = (
-                    str(int(fields[successes]) - 1),
-                    str(int(fields[rival]) + 1),
-                )
-        return ["\t".join(fields) for fields in rows]
-
-    copy = changed(planted)
+    copy = changed(partial(planted, name))
     before = [line for line in copy.read_text().splitlines()]
     outcome = call(capsys, "certify", "verify", copy, "--rows", EXAMPLES, "--device", "cpu")
     assert sum(line not in before for line in changed().read_text().splitlines()) == PLANTED
@@ -102,11 +104,14 @@ def test_images_without_a_row_are_named_and_lines_end_as_for_all_readers(changed
     )
 
 
-def test_few_rows_are_chosen_at_random(logs, capsys):
+def test_few_rows_are_chosen_at_random_and_by_the_seed_from_all(changed, logs, capsys):
     command = ("certify", "verify", logs["integers"], "--rows", 2, "--device", "cpu")
     chosen = {call(capsys, *command).out for _ in range(2)}
     assert len(chosen) == 2, "the seeds are equal with probability 2^-32"
-    assert call(capsys, *command, "--seed", 3).out == call(capsys, *command, "--seed", 3).out
+    copy = changed(partial(planted, "radius"))
+    command = ("certify", "verify", copy, "--rows", EXAMPLES // 2, "--device", "cpu", "--seed")
+    named = [re.findall(r"image (\d+)", call(capsys, *command, seed).out) for seed in (3, 3, 4)]
+    assert named[0] == named[1] != named[2]
 
 
 def test_another_checkpoint_is_refused_before_any_pass(logs, checkpoints, capsys, monkeypatch):
