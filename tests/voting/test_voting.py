@@ -77,14 +77,6 @@ specifications = st.tuples(st.sampled_from(list(NOISES)), st.integers(1, 3)).fla
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory) -> Iterator[None]:
-    """A folder for the tables of adaptive certification, apart from this user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SMOOTHADV_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 def streams_of(number: int, noise: str = "GaussianNoise") -> tuple[NoiseStream, ...]:
     return tuple(each.stream(number, CPU) for each in NOISES[noise])
 
@@ -330,9 +322,6 @@ def test_sums_of_image_and_noise_are_rounded_to_the_type_of_the_votes(noise, dty
         assert found.dtype == dtype and torch.equal(whole.to(dtype), found)
 
 
-NOISE = GaussianNoise(0.25, 7)
-
-
 def polls() -> list[Poll]:
     """Polls of all kinds, some with rounds that end early, of two stages."""
     votings = [
@@ -441,7 +430,7 @@ def test_a_batch_of_no_images_is_refused(batch):
 
 def check(classifier: Callable, batch: int = 16, shape: tuple[int, ...] = (1, 4, 4)) -> None:
     image = torch.full(shape, 0.5)
-    check_repeatable(counter_of(classifier, batch), image, NOISE.stream(0, "cpu"))
+    check_repeatable(counter_of(classifier, batch), image, GaussianNoise(0.25, 7).stream(0, "cpu"))
 
 
 @pytest.mark.parametrize("batch", [1, 2, 16, 100])
