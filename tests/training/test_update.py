@@ -181,7 +181,6 @@ def test_a_model_that_was_looked_at_in_eval_mode_is_updated_in_train_mode():
 
 # Not 0 or 1, and far from both: no attack is clipped there.
 IMAGES = 0.4 + 0.2 * torch.rand(7, 3, 6, 6, generator=torch.Generator().manual_seed(0))
-LABELS = torch.tensor([0, 1, 2, 1, 0, 2, 2])
 
 
 def usual_network(dropout: float = 0.0) -> nn.Module:
@@ -213,7 +212,7 @@ class Watched:
 
     def __call__(self, address: Address = ADDRESS) -> torch.Tensor:
         """Update; the weights afterwards."""
-        self.update(IMAGES, LABELS, torch.arange(7), address)
+        self.update(IMAGES, torch.tensor([0, 1, 2, 1, 0, 2, 2]), torch.arange(7), address)
         return torch.cat([parameter.detach().flatten() for parameter in self.model.parameters()])
 
 
