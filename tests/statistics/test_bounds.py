@@ -124,7 +124,6 @@ def test_smallest_count_that_predicts(trials, top):
 
 @given(alphas)
 @example(1e-3)  # of the paper
-@example(2**-10)  # the p-value of 11 equal votes is 2 * 2^-11, the level itself
 def test_fewest_trials_are_the_fewest(alpha):
     level = Fraction(alpha)
     n = Exact.least_draws(alpha)
