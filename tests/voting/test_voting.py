@@ -119,10 +119,6 @@ def test_the_comparison_covers_certificates_and_abstentions_cut_short():
     assert min(counted) < 40 == max(counted)
 
 
-def draws_seen(recorder: Recorder) -> set[bytes]:
-    return {row.contiguous().numpy().tobytes() for batch in recorder.batches for row in batch}
-
-
 @many
 @given(
     st.lists(st.integers(1, 70), min_size=1, max_size=9),
@@ -140,7 +136,8 @@ def test_every_forward_pass_has_the_one_shape_and_there_are_as_few_as_possible(s
     # Rows that only fill up cast no vote, and are not counted as draws.
     assert [result.outcome for result in results] == [[[0, 0, 0, size]] for size in sizes]
     assert sum(counted) == sum(sizes) and max(counted) <= batch
-    assert len(draws_seen(recorder)) == sum(sizes)
+    rows = (row for batch in recorder.batches for row in batch)
+    assert len({row.contiguous().numpy().tobytes() for row in rows}) == sum(sizes)
 
 
 def test_waiting_for_an_answer_lets_later_polls_go_first():
