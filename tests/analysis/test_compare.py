@@ -232,14 +232,13 @@ labels, classes, reals = (
     st.integers(-1, 2),
     st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 1.0]),
 )
-tables = st.dictionaries(
-    st.integers(0, 9), st.tuples(labels, classes, reals, classes, reals), min_size=1
-)
 
 
 @settings(max_examples=40)
 @given(
-    tables,
+    st.dictionaries(
+        st.integers(0, 9), st.tuples(labels, classes, reals, classes, reals), min_size=1
+    ),
     st.sets(st.integers(0, 9), max_size=4),
     st.sampled_from([0.25, 0.5]),
     st.booleans(),
@@ -302,7 +301,6 @@ def test_top_k_certificates_are_set_beside_attacks_on_the_same_number_of_classes
 
 
 OTHER_MODEL, OTHER_SIGMA = {**SETTINGS, "checkpoint_sha256": "b"}, {**SETTINGS, "sigma": 0.5}
-TRAINING_IMAGES = {**SETTINGS, "split": "train"}
 
 
 def test_each_attack_is_set_beside_the_certificates_of_its_own_model_and_sigma():
@@ -329,7 +327,10 @@ def test_each_attack_is_set_beside_the_certificates_of_its_own_model_and_sigma()
 @pytest.mark.parametrize(
     ("names", "settings", "found"),
     [
-        *((["one"], of, "none") for of in (OTHER_MODEL, OTHER_SIGMA, TRAINING_IMAGES)),
+        *(
+            (["one"], of, "none")
+            for of in (OTHER_MODEL, OTHER_SIGMA, {**SETTINGS, "split": "train"})
+        ),
         (["one", "two"], SETTINGS, "one, two"),
     ],
 )

@@ -506,17 +506,24 @@ MINE = {
     **{"name": "Mine", "noise_sd": 0.5},
     "attack": {"name": "PGD", "epsilon": 1.0, "num_steps": 2},
 }
-OTHER_OPTIONS = [
-    SmoothAdv(PGD(0.25, 2, random_if_flat=True), 0.25, train_first_copy=True),
-    SmoothAdv(PGD(0.25, 2, estimator=Stein(0.25)), 0.25, warmup=10, warmup_from_first_epoch=True),
-    SmoothAdv(PGD(0.25, 2), 0.25, num_noise_vec=8),
-]
 
 
 @pytest.mark.parametrize(
     ("training", "name"),
     [
-        *((recipe(objective, {}), "SmoothAdv-PGD") for objective in OTHER_OPTIONS),
+        *(
+            (recipe(objective, {}), "SmoothAdv-PGD")
+            for objective in [
+                SmoothAdv(PGD(0.25, 2, random_if_flat=True), 0.25, train_first_copy=True),
+                SmoothAdv(
+                    PGD(0.25, 2, estimator=Stein(0.25)),
+                    0.25,
+                    warmup=10,
+                    warmup_from_first_epoch=True,
+                ),
+                SmoothAdv(PGD(0.25, 2), 0.25, num_noise_vec=8),
+            ]
+        ),
         # Any objective that records an attack is named after both.
         ({"objective": MINE}, "Mine-PGD"),
         ({"objective": {**MINE, "base_attack": True}}, "vanilla PGD + noise"),

@@ -76,9 +76,6 @@ def entries(figure: Figure) -> list[str]:
     return [text.get_text() for text in legend_of(figure).get_texts()]
 
 
-ONE = log("one", [0.5, 0.25, None, None, 1.0])
-
-
 def test_plot_of_a_log_without_a_correct_example_is_a_line_at_nothing():
     figure = CertifiedAccuracyPlot()(Logs([log("wrong", [None, None])]))
     assert set(lines_of(figure)["wrong"].get_ydata()) == {0}
@@ -123,7 +120,9 @@ def test_legend_has_any_name_as_it_is(name):
     """matplotlib hides labels that begin with _, and sets what is between dollars as
     mathematics.
     """
-    figure = CertifiedAccuracyPlot()(Logs([log(name, [0.5]), ONE]))
+    figure = CertifiedAccuracyPlot()(
+        Logs([log(name, [0.5]), log("one", [0.5, 0.25, None, None, 1.0])])
+    )
     figure.draw_without_rendering()
     assert [text.replace(r"\$", "$") for text in entries(figure)] == [name, "one"]
     for text, raw in zip(legend_of(figure).get_texts(), (name, "one")):

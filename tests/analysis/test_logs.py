@@ -115,13 +115,13 @@ def test_a_log_that_two_groups_name_is_in_both(tree):
     assert found("A=b/sigma_0.25", "A=b") == [("A", "b/sigma_0.25")]
 
 
-NOTHING = ["nowhere", "nowhere/*", "G=nowhere", "=", ""]
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        *((["a", argument], argument.split("=")[-1]) for argument in NOTHING),
+        *(
+            (["a", argument], argument.split("=")[-1])
+            for argument in ["nowhere", "nowhere/*", "G=nowhere", "=", ""]
+        ),
         (["none"], "none: holds no certification log (a file that starts with idx"),
         (["empty", "none"], "empty none: holds no"),
     ],
@@ -220,8 +220,10 @@ def test_files_that_are_no_logs_are_passed_over_in_folders_but_not_when_named(
     assert read("a", f"a/{name}")[1] == [], "the folder has named it before"
 
 
-ARGUMENTS = [".", "a", "**/*", "a/*", "a/ours.tsv"]
-FAILING = [*((Path, "read_bytes", "a/ours.tsv", "read", argument) for argument in ARGUMENTS)]
+FAILING = [
+    (Path, "read_bytes", "a/ours.tsv", "read", argument)
+    for argument in (".", "a", "**/*", "a/*", "a/ours.tsv")
+]
 FAILING += [(os, "scandir", "a/deep", "listed", "a")]
 
 

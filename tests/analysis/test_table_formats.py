@@ -33,17 +33,6 @@ def column(kind: str, compared: bool = False) -> Column:
     return Column("key", "title", kind, compared)
 
 
-def shown(value, kind: str, decimals: int = 1) -> str:
-    return display_cells(Table([column(kind)], [[value]]), decimals, PLAIN)[0][0]
-
-
-def bold(values: list, kind: str = "percent", decimals: int = 1) -> list[bool]:
-    cells = display_cells(
-        Table([column(kind, compared=True)], [[value] for value in values]), decimals, PLAIN
-    )
-    return [cell.startswith("<") for (cell,) in cells]
-
-
 @pytest.mark.parametrize(
     ("value", "kind", "decimals", "text"),
     [
@@ -73,7 +62,7 @@ def bold(values: list, kind: str = "percent", decimals: int = 1) -> list[bool]:
     ],
 )
 def test_value_is_shown_by_its_kind(value, kind, decimals, text):
-    assert shown(value, kind, decimals) == text
+    assert display_cells(Table([column(kind)], [[value]]), decimals, PLAIN) == [[text]]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +81,8 @@ def test_value_is_shown_by_its_kind(value, kind, decimals, text):
     ],
 )
 def test_best_as_printed_is_bold_where_there_is_another(values, expected):
-    assert bold(values) == expected
+    table = Table([column("percent", compared=True)], [[value] for value in values])
+    assert [cell.startswith("<") for (cell,) in display_cells(table, 1, PLAIN)] == expected
 
 
 def cells_of(line: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Plug-ins: what is loaded, what a digest covers, what is wrong with a plug-in, and what other
-processes find of it.
+processes find of it. Registries find components by name, refuse duplicates, and list the known
+names for an unknown one.
 """
 
 import hashlib
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from smoothadv.base import plugins
-from smoothadv.base.errors import DoubtfulWarning, UsageError
+from smoothadv.base.errors import DoubtfulWarning, UsageError, UserError
+from smoothadv.base.registry import Registry, discover
 from smoothadv.objectives import OBJECTIVES
 from support.commands import CODE, run_process
 from support.refusals import refusal
@@ -93,14 +95,16 @@ def test_those_are_used_whose_names_or_components_take_part():
     )
 
 
-TAKEN = OBJECTIVE.replace('"mine"', '"gaussian"')
 FAULTS = {
     "exception": ("def f():\n    1 / 0\nf()", "ZeroDivisionError: division by zero (line 2)"),
     "import": ("import nothing_of_this_name", "No module named 'nothing_of_this_name'"),
     "syntax": ("x = (", "SyntaxError"),
     "exit": ("raise SystemExit(0)", "SystemExit"),
     "several lines": ("raise ValueError('first\\nsecond')", "first"),
-    "name taken": (TAKEN, "objective 'gaussian' is already registered"),
+    "name taken": (
+        OBJECTIVE.replace('"mine"', '"gaussian"'),
+        "objective 'gaussian' is already registered",
+    ),
     "nothing": ("x = 1", "registers nothing"),
     "no dataclass": (
         "from smoothadv.objectives import OBJECTIVES\n\n\n@OBJECTIVES.register('mine')\n"
@@ -196,3 +200,50 @@ def test_package_alone_has_plugins_and_spawned_workers_can_unpickle_theirs(workp
     written("program.py", PROGRAM)
     done = run_process([sys.executable, "program.py"], workplace, PYTHONPATH=str(CODE))
     assert done.stdout == "numbers_of_mine.py Number(value=3)\n", done.stderr
+
+
+# Registries
+
+
+@pytest.fixture
+def colours() -> Registry:
+    registry = Registry("colour")
+    for name in ("crimson", "azure", "olive"):
+        registry.register(name)(name.upper())
+    return registry
+
+
+def test_names_find_their_components_and_the_first_one_stays(colours):
+    assert list(colours) == ["crimson", "azure", "olive"] and len(colours) == 3
+    assert [colours[name] for name in colours] == ["CRIMSON", "AZURE", "OLIVE"]
+    assert "azure" in colours and "AZURE" not in colours and colours.require("olive") == "olive"
+    with pytest.raises(ValueError, match="colour 'azure' is already registered"):
+        colours.register("azure")("another blue")
+    assert Registry("function").register("azure")(len) is len and colours["azure"] == "AZURE"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("xyz", ""),
+        ("azur", " (did you mean 'azure'?)"),
+        ("cirmson", " (did you mean 'crimson'?)"),
+        ("olives", " (did you mean 'olive'?)"),
+    ],
+)
+def test_unknown_name_lists_all_known_ones_and_suggests_one_that_is_close(colours, name, hint):
+    with pytest.raises(KeyError) as error:  # so that a registry is a mapping
+        colours[name]
+    known = "known: crimson, azure, olive; --plugin FILE adds your own"
+    assert isinstance(error.value, UserError)
+    assert str(error.value) == f"unknown colour '{name}'{hint}; {known}"
+
+
+def test_file_of_a_package_that_cannot_be_imported_is_not_passed_over(tmp_path, monkeypatch):
+    folder = tmp_path / "package_of_a_test"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "broken.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        discover("package_of_a_test", [str(folder)])

@@ -1,7 +1,5 @@
 """Tables of procedures are computed once where they can be kept; damaged files are replaced."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -9,8 +7,6 @@ from smoothadv.base.files import kept_rows
 from smoothadv.statistics import Smoothing
 from smoothadv.statistics.adaptive import Adaptive
 from smoothadv.statistics.error_spending import rows_of
-
-SMALL = Smoothing(sigma=0.5, n0=50, n=3000, alpha=1e-3)
 
 
 @pytest.fixture
@@ -28,7 +24,8 @@ def computed(tmp_path, monkeypatch) -> list[float]:
 
 
 def tables(**changes: float) -> list[list]:
-    made = Adaptive(dataclasses.replace(SMALL, **changes), radii=(0.5, 1.0))
+    sizes = {"sigma": 0.5, "n0": 50, "n": 3000, "alpha": 1e-3, **changes}
+    made = Adaptive(Smoothing(**sizes), radii=(0.5, 1.0))
     return [made.looks.tolist(), made._efficacy.tolist()]
 
 

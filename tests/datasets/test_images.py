@@ -227,9 +227,6 @@ def test_row_column_and_mirror_are_drawn_uniformly_and_independently(padding):
 # Preparations
 
 
-SHAPES = [(50, 70), (71, 48), (20, 33), (40, 40)]  # height and width; one is enlarged
-
-
 def picture(height: int, width: int) -> Image.Image:
     """Large shapes with sharp edges and some noise, as photographs have."""
     blocks = np.kron(
@@ -238,7 +235,8 @@ def picture(height: int, width: int) -> Image.Image:
     return Image.fromarray(blocks[:height, :width] // 2 + random_image(2, height, width) // 2)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+# Heights and widths; one is enlarged.
+@pytest.mark.parametrize("shape", [(50, 70), (71, 48), (20, 33), (40, 40)])
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 @pytest.mark.parametrize("resize", [36, 40, SQUASH])
 def test_pixels_are_those_of_torchvision_and_timm(shape, interpolation, resize):

@@ -16,8 +16,6 @@ from smoothadv.datasets.sources.imagenet import SYNSETS
 from support.image_files import assert_holds, random_image, save_image
 from support.refusals import refusal
 
-PLAIN = [name for name in DATASETS if not DATASETS[name].takes_location]
-
 
 @pytest.mark.parametrize("ask", [describe_dataset, lambda name: get_dataset(name, "test")])
 def test_unknown_name_lists_the_known_ones_and_suggests_the_close_one(ask):
@@ -29,7 +27,12 @@ def test_unknown_name_lists_the_known_ones_and_suggests_the_close_one(ask):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        *((f"{name}:{location}", "imagefolder:PATH") for name in PLAIN for location in ("foo", "")),
+        *(
+            (f"{name}:{location}", "imagefolder:PATH")
+            for name in DATASETS
+            if not DATASETS[name].takes_location
+            for location in ("foo", "")
+        ),
         *(
             (name + end, f"{name}:{DATASETS[name].location}")
             for name in [name for name in DATASETS if DATASETS[name].takes_location]

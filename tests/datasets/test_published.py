@@ -25,7 +25,6 @@ from support.refusals import refusal
 
 # By split: images uint8 [N, C, H, W], and labels [N].
 Splits = dict[str, tuple[np.ndarray, np.ndarray]]
-COUNTS = {"train": 40, "test": 12}
 
 
 def drawn(classes: int, *shape: int) -> Splits:
@@ -33,7 +32,7 @@ def drawn(classes: int, *shape: int) -> Splits:
     largest.
     """
     random, found = np.random.default_rng(classes), {}
-    for split, count in COUNTS.items():
+    for split, count in {"train": 40, "test": 12}.items():
         labels = np.r_[0, classes - 1, random.integers(0, classes, count - 2)]
         found[split] = random.integers(0, 256, (count, *shape), dtype=np.uint8), labels
     return found

@@ -82,8 +82,14 @@ def test_images_and_labels_are_read_in_any_layout(tmp_path, write, shape, arrang
 
 
 @every_format
-@pytest.mark.parametrize("names", ["data extrapolated_targets", "images labels", "data labels"])
-@pytest.mark.parametrize("dtype", ["u1", "i1", "<i2", ">i4", ">i8", "<u8", "list"])
+@pytest.mark.parametrize(
+    ("names", "dtype"),
+    [
+        ("data extrapolated_targets", "u1"),
+        ("images labels", "i1"),
+        *(("data labels", dtype) for dtype in ("<i2", ">i4", ">i8", "<u8", "list")),
+    ],
+)
 def test_arrays_have_either_name_and_labels_are_any_whole_numbers(tmp_path, write, names, dtype):
     labels = LABELS.tolist() if dtype == "list" else LABELS.astype(dtype)
     content = dict(zip(names.split(), (pixels(), labels)), note=np.zeros(3))
@@ -237,13 +243,18 @@ ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("module", ["numpy._core", "numpy.core"], ids=["NumPy 2", "NumPy 1"])
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+# By NumPy 2 and NumPy 1; later protocols state the length of a module's name.
+@pytest.mark.parametrize(
+    ("protocol", "module"),
+    [
+        *((protocol, b"numpy._core") for protocol in range(pickle.HIGHEST_PROTOCOL + 1)),
+        *((protocol, b"numpy.core") for protocol in range(4)),
+    ],
+)
 @pytest.mark.parametrize("name", ARRAYS)
 def test_array_comes_back_as_it_was_written(tmp_path, name, protocol, module):
     raw = pickle.dumps({"data": ARRAYS[name], "labels": [3, 1], "again": ARRAYS[name]}, protocol)
-    if protocol < 4:  # later ones state the length of a module's name
-        raw = raw.replace(b"numpy._core", module.encode())
+    raw = raw.replace(b"numpy._core", module)
     (tmp_path / "file").write_bytes(raw)
     content = read_arrays(tmp_path / "file")
     assert content["labels"] == [3, 1] and content["again"] is content["data"]

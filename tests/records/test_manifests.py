@@ -47,7 +47,6 @@ SIGMA = MANIFEST["settings"]["sigma"]
 ROUTER = {"method": "router", "alpha_share": 0.9}
 OF_GRID = {"label_aware": False, "ladder": False, "tables_sha256": ""}
 CASCADE = {"method": "cascade", "alpha_share": 0.9, "threshold": 0.7}
-KEYS = [(part, key) for part, forms in (("settings", SETTINGS), ("runs", RUN)) for key in forms]
 
 
 def with_value(part: str, key: str, value: object) -> dict:
@@ -71,7 +70,10 @@ def kinds(form: object) -> set[type]:
     return {form} if form in OF_KIND else {int, float}
 
 
-@pytest.mark.parametrize(("part", "key"), KEYS)
+@pytest.mark.parametrize(
+    ("part", "key"),
+    [(part, key) for part, forms in (("settings", SETTINGS), ("runs", RUN)) for key in forms],
+)
 def test_every_key_refuses_every_wrong_type(part, key, tmp_path):
     form = (SETTINGS if part == "settings" else RUN)[key]
     wrong = [value for kind in OF_KIND.keys() - kinds(form) for value in OF_KIND[kind]]

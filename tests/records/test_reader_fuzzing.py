@@ -72,7 +72,6 @@ _LINE_ENDS, _ODD_ENDS = (
     ["\n", "\n", "\n", "\r\n", "\r"],
     ["\n\n", "\r\r\n", "", " \n", "\t\n", "\x0b", "\u2028"],
 )
-_STARTS = [*[""] * 9, "\ufeff", "\ufeff\ufeff", "\n", "#\n"]
 
 
 def damaged_bytes(content: bytes, rng: random.Random) -> bytes:
@@ -130,7 +129,9 @@ def doctored_table(content: bytes, rng: random.Random) -> bytes:
         else rng.choices([*_LINE_ENDS, *_ODD_ENDS], k=5)
     )
     text = "".join("\t".join(line) + ends[number % len(ends)] for number, line in enumerate(lines))
-    return (rng.choice(_STARTS) + text).encode("utf-8", "surrogatepass")
+    return (rng.choice([*[""] * 9, "\ufeff", "\ufeff\ufeff", "\n", "#\n"]) + text).encode(
+        "utf-8", "surrogatepass"
+    )
 
 
 OURS = """idx label predict radius correct time successes trials
@@ -162,12 +163,6 @@ LOGS = {
 }
 SHORT_NAMES = {"trainacc": "trainaccuracy", "testacc": "testaccuracy"}
 NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
-FUZZ = settings(
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
 
 
 def cells(log: str) -> list[list[str]]:
@@ -282,7 +277,12 @@ def test_damaged_log_is_read_literally_or_refused_by_name(tmp_path, name):
 
 
 @pytest.mark.parametrize("read", [read_certification_log, read_prediction_log, read_training_log])
-@FUZZ
+@settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     content=st.binary(max_size=200),
     start=st.sampled_from(["", *(log.splitlines()[0] for _, log in LOGS.values())]),

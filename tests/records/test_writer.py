@@ -80,8 +80,6 @@ class Writers(RuleBasedStateMachine):
         self.log = self.folder / "log.tsv"
         self.examples = range(0, count * step, step)
         self.written: set[int] = set()
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(os, "fsync", lambda descriptor: None)  # which takes most of the time
 
     def teardown(self):
         if not hasattr(self, "folder"):
@@ -93,7 +91,6 @@ class Writers(RuleBasedStateMachine):
         assert_images(read_examples(examples_path(self.log)), list(self.examples))
         assert not spool_path(self.log).exists() and not shard_folder(self.log).exists()
         shutil.rmtree(self.folder)
-        self.patch.undo()
 
     def add(self, path: Path, examples, number: int, **changes) -> None:
         with open_log(path, examples=examples, **changes) as log:
@@ -170,7 +167,7 @@ class Writers(RuleBasedStateMachine):
                     file.write(bytes(length))
 
 
-Writers.TestCase.settings = settings(max_examples=50, stateful_step_count=12, deadline=None)
+Writers.TestCase.settings = settings(max_examples=25, stateful_step_count=12, deadline=None)
 TestWriters = Writers.TestCase
 
 

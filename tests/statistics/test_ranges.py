@@ -56,7 +56,6 @@ USUAL["tables"] = [USUAL["table"]]
 _NO_NUMBERS = ("x", None, True, np.nan)
 _COUNT = (*_NO_NUMBERS, -1, 0.5, 2**70)
 _LEVEL = (*_NO_NUMBERS, 0, 1, 2, -0.1)
-_SHARE = (*_NO_NUMBERS, -0.1, 1.1)
 _LENGTH = (*_NO_NUMBERS, -0.1, np.inf, 10**400)
 BAD = {
     **dict.fromkeys("successes rival top runner_up ahead behind statements".split(), _COUNT),
@@ -64,7 +63,7 @@ BAD = {
         "trials n n_max examples step top_k k most stages dimension parts".split(), _COUNT
     ),
     **dict.fromkeys("alpha false_alarm rho gamma alpha_share confidence".split(), _LEVEL),
-    **dict.fromkeys("null early chance failure".split(), _SHARE),
+    **dict.fromkeys("null early chance failure".split(), (*_NO_NUMBERS, -0.1, 1.1)),
     **dict.fromkeys("l2_radius linf_radius power tilt".split(), _LENGTH),
     **dict.fromkeys("sigma patience".split(), (*_LENGTH, 0)),
     "radius": (*_NO_NUMBERS, np.inf, 10**400),
@@ -92,29 +91,6 @@ FUNCTIONS: dict[str, Callable] = {
     and function.__module__ == module.__name__
     and not name.startswith("_")
 }
-# What does not fit the other usual arguments.
-TOGETHER = [
-    ("bounds.lower_confidence_bound", "successes", 101),
-    ("bounds.failure_upper_bound", "successes", 101),
-    ("bounds.binomial_interval", "successes", 101),
-    ("bounds.vote_is_significant", "runner_up", 61),
-    ("bounds.top_k_radius", "rivals", [30, 11]),
-    ("bounds.top_k_radius", "share", 1),
-    ("two_sided.check_share", "alpha", 5e-324),
-    ("bounds.two_sided_radius", "rival", 41),
-    ("cascade.predict_in_cascade", "threshold", 0.49),
-    ("error_spending.futility_probability", "n", 101),
-    ("error_spending.predictive_quantile", "successes", 61),
-    ("error_spending.success_upper_bound", "successes", 101),
-    ("top_k.check_top_k", "top_k", 3),
-    ("top_k.check_top_k", "classes", 2),
-]
-CASES = [
-    (name, argument, value)
-    for name, function in FUNCTIONS.items()
-    for argument in inspect.signature(function).parameters
-    for value in BAD[argument]
-]
 
 
 def result(name: str, **changes: object) -> object:
@@ -132,42 +108,64 @@ def test_usual_arguments_are_taken_also_of_numpy(name):
     np.testing.assert_equal(result(name), result(name, **numbers))
 
 
-@pytest.mark.parametrize(("name", "argument", "value"), CASES)
-def test_arguments_out_of_range_are_named(name, argument, value):
-    message = refusal(result, name, **{argument: value})
-    assert message.startswith(f"{argument}: found") and ", expected" in message, message
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_arguments_out_of_range_are_named(name):
+    for argument in inspect.signature(FUNCTIONS[name]).parameters:
+        for value in BAD[argument]:
+            message = refusal(result, name, **{argument: value})
+            assert message.startswith(f"{argument}: found") and ", expected" in message, message
 
 
-@pytest.mark.parametrize(("name", "argument", "value"), TOGETHER)
+@pytest.mark.parametrize(
+    ("name", "argument", "value"),
+    [
+        ("bounds.lower_confidence_bound", "successes", 101),
+        ("bounds.failure_upper_bound", "successes", 101),
+        ("bounds.binomial_interval", "successes", 101),
+        ("bounds.vote_is_significant", "runner_up", 61),
+        ("bounds.top_k_radius", "rivals", [30, 11]),
+        ("bounds.top_k_radius", "share", 1),
+        ("two_sided.check_share", "alpha", 5e-324),
+        ("bounds.two_sided_radius", "rival", 41),
+        ("cascade.predict_in_cascade", "threshold", 0.49),
+        ("error_spending.futility_probability", "n", 101),
+        ("error_spending.predictive_quantile", "successes", 61),
+        ("error_spending.success_upper_bound", "successes", 101),
+        ("top_k.check_top_k", "top_k", 3),
+        ("top_k.check_top_k", "classes", 2),
+    ],
+)
 def test_arguments_that_do_not_fit_together_are_refused(name, argument, value):
     assert ": found" in refusal(result, name, names=", expected", **{argument: value})
 
 
-SMOOTHING = {"sigma": 0.5, "n0": 10, "n": 100, "alpha": 0.01, "noise_distance": 0.0}
 STAGED = {"sigmas": (0.5, 0.25, 0.5), "noise_distances": (0.0, 0.01, 0.0)}
-SETTINGS = [
-    *((None, "sigma", value) for value in (*_LENGTH, 0)),
-    *((None, name, value) for name in ("n0", "n") for value in (*_COUNT, 0)),
-    *((None, "alpha", value) for value in _LEVEL),
-    *((None, "noise_distance", value) for value in BAD["noise_distance"]),
-    *(
-        (name, setting, value)
-        for name in ("cascade", "router", "sequential-cascade", "sequential-router")
-        for setting, value in (
-            *(("sigmas", value) for value in ("x", (0.5, -1), (0.5, 0), (0.25, 0.1, 0.25))),
-            *(("noise_distances", value) for value in ((0.0,), (0.0, 0.06, 0.0), (0.0,) * 4)),
-            *(("alpha_share", value) for value in _LEVEL),
-        )
-    ),
-    *((name, "sigmas", ()) for name in ("router", "sequential-router")),
-    *((name, "sigmas", (0.5, 0.5)) for name in ("router", "sequential-router")),
-    *(("cascade", "threshold", value) for value in (*_NO_NUMBERS, 0.49, 1.0)),
-    *(("top-k", "top_k", value) for value in (*_COUNT, 0)),
-    *((name, "radii", value) for name in ("adaptive", "sequential") for value in ((-1,), ())),
-]
+SMOOTHING = {"sigma": 0.5, "n0": 10, "n": 100, "alpha": 0.01, "noise_distance": 0.0}
 
 
-@pytest.mark.parametrize(("name", "setting", "value"), SETTINGS)
+@pytest.mark.parametrize(
+    ("name", "setting", "value"),
+    [
+        *((None, "sigma", value) for value in (*_LENGTH, 0)),
+        *((None, name, value) for name in ("n0", "n") for value in (*_COUNT, 0)),
+        *((None, "alpha", value) for value in _LEVEL),
+        *((None, "noise_distance", value) for value in BAD["noise_distance"]),
+        *(
+            (name, setting, value)
+            for name in ("cascade", "router", "sequential-cascade", "sequential-router")
+            for setting, value in (
+                *(("sigmas", value) for value in ("x", (0.5, -1), (0.5, 0), (0.25, 0.1, 0.25))),
+                *(("noise_distances", value) for value in ((0.0,), (0.0, 0.06, 0.0), (0.0,) * 4)),
+                *(("alpha_share", value) for value in _LEVEL),
+            )
+        ),
+        *((name, "sigmas", ()) for name in ("router", "sequential-router")),
+        *((name, "sigmas", (0.5, 0.5)) for name in ("router", "sequential-router")),
+        *(("cascade", "threshold", value) for value in (*_NO_NUMBERS, 0.49, 1.0)),
+        *(("top-k", "top_k", value) for value in (*_COUNT, 0)),
+        *((name, "radii", value) for name in ("adaptive", "sequential") for value in ((-1,), ())),
+    ],
+)
 def test_settings_out_of_range_are_named(name, setting, value):
     if name is None:
         message = refusal(Smoothing, **{**SMOOTHING, setting: value})

@@ -177,12 +177,16 @@ def split(count: int) -> list[int]:
 SMOOTHING = Smoothing(SIGMA, **SIZES)
 EXACT = PROCEDURES["exact"](SMOOTHING)
 CERTIFY, PREDICT = {"draw": split, "procedure": EXACT}, {"draw": split, "n": 100, "alpha": 0.1}
-SEVERAL = {"sigmas": (0.5, 0.25, 0.5)}
 ARGUMENTS = [
     *((CERTIFY, "draw", value, "a function of a number of draws") for value in (None, [1, 2])),
     *((CERTIFY, "procedure", value, "one like PROCEDURES") for value in ("exact", type(EXACT))),
     *(
-        (CERTIFY, "procedure", PROCEDURES[name](SMOOTHING, **SEVERAL), "of a single classifier")
+        (
+            CERTIFY,
+            "procedure",
+            PROCEDURES[name](SMOOTHING, sigmas=(0.5, 0.25, 0.5)),
+            "of a single classifier",
+        )
         for name in ("cascade", "router", "sequential-cascade", "sequential-router")
     ),
     (CERTIFY, "procedure", PROCEDURES["top-k"](SMOOTHING, top_k=2), "less than the 2 classes"),

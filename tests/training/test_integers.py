@@ -8,35 +8,18 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from smoothadv.architectures import get_architecture
 from smoothadv.checkpoints import load_classifier
-from smoothadv.datasets import describe_dataset
 from smoothadv.integer.layers import Convolution
 from smoothadv.integer.network import IntegerNetwork
 from smoothadv.integer.training import TrainedIntegers
 from support.commands import call, refused, rows, timeless
-from support.integers import grey_images, quantized
+from support.integers import grey_images, house_network
 from support.trainings import after_update, read, same_state, send
 
 DIGITS = ["digits", "digits_resnet8"]
-SHORT = [
-    "--noise",
-    0.25,
-    "--device",
-    "cpu",
-    "--batch",
-    32,
-    "--steps-per-epoch",
-    6,
-    "--evaluate-images",
-    20,
-]
-
-
-def network() -> IntegerNetwork:
-    torch.manual_seed(0)
-    model = get_architecture("digits_resnet8", describe_dataset("digits")).eval()
-    return quantized(model, grey_images(48, (1, 8, 8)))
+OF_DIGITS = "digits_resnet8", 8, 16
+SHORT = ["--noise", 0.25, "--device", "cpu", "--batch", 16]
+SHORT += ["--steps-per-epoch", 3, "--evaluate-images", 10]
 
 
 def finetune(capsys, integers, folder, *options):
@@ -48,9 +31,9 @@ def finetune(capsys, integers, folder, *options):
 
 
 def test_parameters_stand_for_the_same_integers():
-    made = network()
+    made = house_network(*OF_DIGITS)
     made.set_probe()
-    again = TrainedIntegers(network()).integers()
+    again = TrainedIntegers(house_network(*OF_DIGITS)).integers()
     again.set_probe()
     assert again.probe == made.probe
     (record, tensors), (same, others) = made.stored(), again.stored()
@@ -62,7 +45,7 @@ def test_parameters_are_as_large_as_initial_weights():
     """He et al.: the variance is 2 / fan-in, here up to a factor of 2 of the deviation, as units
     are powers of 2.
     """
-    for layer in TrainedIntegers(network()).layers:
+    for layer in TrainedIntegers(house_network(*OF_DIGITS)).layers:
         if isinstance(layer, Convolution):
             parameter = layer.parametrizations.weight.original.detach()
             assert 0.7 < parameter.square().mean().sqrt() / (2 / parameter[0].numel()) ** 0.5 < 1.42
@@ -73,7 +56,7 @@ def test_gradient_passes_through_rounding():
     integers it read.
     """
     trained, images, labels = (
-        TrainedIntegers(network()),
+        TrainedIntegers(house_network(*OF_DIGITS)),
         grey_images(16, (1, 8, 8)),
         torch.arange(16) % 10,
     )
@@ -97,7 +80,7 @@ def test_gradient_passes_through_rounding():
 
 
 def test_no_weight_exceeds_the_largest_however_far_a_parameter_drifts():
-    layer = TrainedIntegers(network()).layers[0]
+    layer = TrainedIntegers(house_network(*OF_DIGITS)).layers[0]
     parameter, (rounding,) = layer.parametrizations.weight.original, layer.parametrizations.weight
     for drift in (2.0**20, 2.0**25, 2.0**40):
         parameter.data.fill_(drift * rounding.unit)
@@ -112,7 +95,7 @@ def test_checkpoint_is_one_of_integers_and_a_stopped_run_goes_on(integers, tmp_p
     """
     assert finetune(capsys, integers, tmp_path / "whole").code == 0
     with pytest.MonkeyPatch.context() as patch:
-        after_update(patch, 9, lambda: send(signal.SIGTERM))
+        after_update(patch, 5, lambda: send(signal.SIGTERM))
         assert finetune(capsys, integers, tmp_path / "run").code == 143
     assert finetune(capsys, integers, tmp_path / "run", "--resume").code == 0
     assert same_state(tmp_path / "run", tmp_path / "whole")
@@ -127,7 +110,7 @@ def test_checkpoint_is_one_of_integers_and_a_stopped_run_goes_on(integers, tmp_p
         not after[name].equal(value) for name, value in before.items() if name.endswith("weight")
     )
     log = tmp_path / "log.tsv"
-    sound = ["--sound", "--N0", 10, "--N", 100, "--max", 4, "--device", "cpu"]
+    sound = ["--sound", "--N0", 10, "--N", 100, "--max", 2, "--device", "cpu"]
     assert (
         call(
             capsys, "certify", "digits", tmp_path / "run/checkpoint.pth.tar", 0.25, log, *sound
@@ -135,7 +118,7 @@ def test_checkpoint_is_one_of_integers_and_a_stopped_run_goes_on(integers, tmp_p
         == 0
     )
     assert call(capsys, "certify", "verify", log).code == 0
-    assert len(rows(log)) == 4
+    assert len(rows(log)) == 2
 
 
 def test_what_does_not_fit_is_refused(checkpoint, integers, tmp_path, capsys):

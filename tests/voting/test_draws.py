@@ -28,7 +28,6 @@ counts = (
     | st.integers(1, 3)
     | st.sampled_from([499, 500, 501, 2**16 - 1, 2**16, 2**16 + 1, MOST])
 )
-batches = st.integers(9_000, 60_000)
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ SETTINGS = {"adaptive": FEW, "sequential": FEW, "sequential-cascade": FEW}
 @given(
     st.lists(st.tuples(counts, st.sampled_from([10, 2_000])), min_size=1, max_size=2),
     st.integers(2, 2_000),
-    batches,
+    st.integers(9_000, 60_000),
 )
 @example([(501, 5 * MOST)], 2, 50_000)  # looks that are up to 114,800 draws apart
 def test_every_procedure_uses_every_draw_once(name, sizes, rarity, batch):

@@ -38,15 +38,6 @@ class Calls(list):
         return F.relu(out + alpha * shortcut)
 
 
-@pytest.fixture(autouse=True)
-def any_kernel():
-    """Certification in this process may have asked for deterministic ones."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(False)
-    yield
-    torch.use_deterministic_algorithms(before)
-
-
 @pytest.fixture
 def cudnn(monkeypatch) -> Calls:
     """A CPU takes the way of a GPU."""
@@ -97,12 +88,11 @@ def gradient_at(network: nn.Module, images: torch.Tensor) -> torch.Tensor:
     return torch.autograd.grad(network(points).square().sum(), points)[0]
 
 
-# Architecture, and how many calls there are: of each block all convolutions but that of the
-# shortcut.
-ARCHS = [("digits_resnet8", 7), ("cifar_resnet20", 19), ("cifar_resnet110", 109), ("resnet50", 49)]
-
-
-@pytest.mark.parametrize(("arch", "count"), ARCHS)
+# How many calls there are: of each block all convolutions but that of the shortcut.
+@pytest.mark.parametrize(
+    ("arch", "count"),
+    [("digits_resnet8", 7), ("cifar_resnet20", 19), ("cifar_resnet110", 109), ("resnet50", 49)],
+)
 def test_fused_calls_give_the_logits_and_gradients_of_every_architecture(cudnn, arch, count):
     model, images = of_arch(arch)
     fused = fold(copy.deepcopy(model), None, epilogues=True)

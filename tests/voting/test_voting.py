@@ -77,14 +77,6 @@ specifications = st.tuples(st.sampled_from(list(NOISES)), st.integers(1, 3)).fla
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory) -> Iterator[None]:
-    """A folder for the tables of adaptive certification, apart from this user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SMOOTHADV_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 def streams_of(number: int, noise: str = "GaussianNoise") -> tuple[NoiseStream, ...]:
     return tuple(each.stream(number, CPU) for each in NOISES[noise])
 
@@ -127,10 +119,6 @@ def test_the_comparison_covers_certificates_and_abstentions_cut_short():
     assert min(counted) < 40 == max(counted)
 
 
-def draws_seen(recorder: Recorder) -> set[bytes]:
-    return {row.contiguous().numpy().tobytes() for batch in recorder.batches for row in batch}
-
-
 @many
 @given(
     st.lists(st.integers(1, 70), min_size=1, max_size=9),
@@ -148,7 +136,8 @@ def test_every_forward_pass_has_the_one_shape_and_there_are_as_few_as_possible(s
     # Rows that only fill up cast no vote, and are not counted as draws.
     assert [result.outcome for result in results] == [[[0, 0, 0, size]] for size in sizes]
     assert sum(counted) == sum(sizes) and max(counted) <= batch
-    assert len(draws_seen(recorder)) == sum(sizes)
+    rows = (row for batch in recorder.batches for row in batch)
+    assert len({row.contiguous().numpy().tobytes() for row in rows}) == sum(sizes)
 
 
 def test_waiting_for_an_answer_lets_later_polls_go_first():
@@ -330,9 +319,6 @@ def test_sums_of_image_and_noise_are_rounded_to_the_type_of_the_votes(noise, dty
         assert found.dtype == dtype and torch.equal(whole.to(dtype), found)
 
 
-NOISE = GaussianNoise(0.25, 7)
-
-
 def polls() -> list[Poll]:
     """Polls of all kinds, some with rounds that end early, of two stages."""
     votings = [
@@ -451,7 +437,7 @@ def test_a_batch_of_no_images_is_refused(batch):
 
 def check(classifier: Callable, batch: int = 16, shape: tuple[int, ...] = (1, 4, 4)) -> None:
     image = torch.full(shape, 0.5)
-    check_repeatable(counter_of(classifier, batch), image, NOISE.stream(0, "cpu"))
+    check_repeatable(counter_of(classifier, batch), image, GaussianNoise(0.25, 7).stream(0, "cpu"))
 
 
 @pytest.mark.parametrize("batch", [1, 2, 16, 100])
