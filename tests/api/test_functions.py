@@ -3,7 +3,6 @@ resumable, and checked; without a file, Python gets the rows that it would read 
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +24,7 @@ from smoothadv.core import Smooth
 from smoothadv.noise import GaussianNoise
 from smoothadv.objectives.stability import Stability
 from smoothadv.records.readers import read_examples
-from support.commands import CODE, call, rows, run_process, timeless
+from support.commands import call, rows, timeless
 from support.evaluations import key_of_log
 
 SIGMA, COUNT, CLASSES = 0.5, 6, 4
@@ -370,9 +369,8 @@ def test_certificates_of_a_module_are_attacked_and_others_are_refused(tmp_path):
         smoothadv.falsify(other, IMAGES, LABELS, **options)
 
 
-SEVERAL_CALLS = f"""
-import os, sys
-sys.path.insert(0, {str(CODE)!r})
+SEVERAL_CALLS = """
+import os
 import numpy as np, torch, smoothadv
 from smoothadv.attacks.pgd import PGD
 torch.manual_seed(0)
@@ -385,17 +383,16 @@ one = smoothadv.certify(*given, n0=10, seed=0, log="0.tsv", **common)
 two = smoothadv.certify(*given, n0=10, seed=1, log="1.tsv", **common)
 attack = dict(attack=PGD(0.5, 1), num_noise_vec=2)
 verdict = smoothadv.falsify(*given, against="0.tsv", outdir="against", **attack, **common)
-with open(f"rank{{os.environ['RANK']}}", "w") as file:
+with open(f"rank{os.environ['RANK']}", "w") as file:
     same = one.successes.equals(two.successes)
     print(len(one), len(two), same, len(verdict.flips), verdict.sentence, file=file)
 """
 
 
-def test_a_program_does_several_jobs_under_torchrun_and_each_process_gets_all_rows(tmp_path):
+def test_a_program_does_several_jobs_under_torchrun_and_each_process_gets_all_rows(warm, tmp_path):
     (tmp_path / "program.py").write_text(SEVERAL_CALLS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "program.py"]
-    result = run_process(command, tmp_path, OMP_NUM_THREADS="1", PATH=os.environ["PATH"])
-    assert result.returncode == 0, result.stderr
+    done = warm.run_workers(2, [sys.executable, "program.py"], tmp_path)
+    assert [each.returncode for each in done] == [0, 0], done
     found = [(tmp_path / f"rank{rank}").read_text() for rank in range(2)]
     assert found[0] == found[1] and found[0].startswith("20 20 False "), found
     assert not list(tmp_path.glob("*.shards")), "merged"

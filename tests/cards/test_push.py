@@ -388,7 +388,8 @@ def test_push_refuses_what_a_hub_cannot_give_back(checkpoints, workplace, capsys
     torch.save(sparse, "sparse.pth.tar")
     certify = ["certify", "digits", "PGD.pth.tar", 0.25]
     Path("PGD.pth.tar").write_bytes(model.read_bytes())
-    succeed("train_denoiser", "digits", "digits_dncnn", "d", "--noise", 0.25, "--epochs", 1)
+    short = ["--noise", 0.25, "--steps-per-epoch", 1, "--epochs", 1, "--device", "cpu"]
+    succeed("train_denoiser", "digits", "digits_dncnn", "d", *short)
     for log, further in [("plain", []), ("behind", ["--denoiser", "d/checkpoint.pth.tar"])]:
         succeed(*certify, f"{log}.tsv", *FEW, *further)
         succeed("analyze", "card", f"{log}.tsv", "-o", f"{log}.json")

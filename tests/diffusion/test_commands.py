@@ -38,11 +38,9 @@ def unet(tmp_path_factory) -> Path:
     ("options", "step", "draws_its_noise"),
     [
         (["--sound"], 1158, True),
-        (["--timestep", "nearest"], 1158, False),
-        (["--timestep", 1300], 1300, False),
-        (["--resize", "8:bilinear", "--local-noise", "0.1:3"], 1158, True),
+        (["--timestep", 1300, "--resize", "8:bilinear", "--local-noise", "0.1:3"], 1300, False),
     ],
-    ids=["sound", "nearest", "number", "resized"],
+    ids=["sound", "number, resized"],
 )
 def test_log_says_which_step_and_is_repeated_verified_and_attacked(
     options, step, draws_its_noise, unet, checkpoint, workplace, capsys, script
