@@ -3,7 +3,6 @@ there. Choosing a batch by memory, with a stand-in for a GPU: torch.cuda's accou
 on the host.
 """
 
-from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -141,8 +140,9 @@ def test_logs_of_gpus_record_whether_float32_was_rounded(monkeypatch, checkpoint
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(setup, "kernels_on", lambda device: None)
     asked = {"sigma": 0.25, "device": "cpu", "tf32": False, "precision": precision}
-    evaluation = setup.prepare(CertifySpec(dataset="digits", model=checkpoint, **asked), None)
-    settings, _ = setup._record(replace(evaluation, device=torch.device("cuda:1")))
+    made = setup.prepare(CertifySpec(dataset="digits", model=checkpoint, **asked), None)
+    gpu = torch.device("cuda:1")
+    settings = setup._settings(made.spec, "", made.voters, made.dataset, made.indices, gpu)
     recorded = (settings["device"], settings.get("tf32"))
     assert recorded == ("NVIDIA H200", None if precision == "bf16" else False)
 
