@@ -321,7 +321,7 @@ WRONG += [[None], ["x"], [-1], [True], [[]], {}, {"x": 1}, [{"x": 1}]]
 
 
 def other_fields(text: str) -> list[str]:
-    """Twenty and more other fields: numbers nearby and far away, and what is no number."""
+    """Ten and more other fields: numbers nearby and far away."""
     numbers = [
         int(float(text)) + more
         for more in (1, -1, 2, -2, 5, -5, 9, -9, 20, -20, 50, -50, 10**6, 10**14, 2**70)
@@ -332,7 +332,7 @@ def other_fields(text: str) -> list[str]:
             for factor in (0, 0.5, 0.99, 1 + 1e-7, 1.001, 1.5, 2, 100)
         ]
         numbers += ["0.001", "0.05", "0.1", "0.4", "1.0", "20000.0", "999999999.9", "-0.1"]
-    return [other for other in map(str, [*numbers, *ODD]) if other != text]
+    return [other for other in map(str, numbers) if other != text]
 
 
 def is_possible(row: dict[str, str], settings: dict[str, Any]) -> bool:
@@ -387,7 +387,9 @@ def readers_that_accept(script: ModuleType, log: Path, capsys) -> list[str]:
 
 @pytest.mark.parametrize("name", [name for name in FORGED if name != "named"])
 def test_forged_rows_are_refused_or_show_the_same(script, logs, name, tmp_path, capsys):
-    """Each field of a certificate, and of an abstention, in twenty ways and more."""
+    """Each field of a certificate, and of an abstention, in ten ways and more; what is no number is
+    read in one way in all logs that have the column.
+    """
     table, settings = rows(logs[name]), settings_of(logs[name])
     places = [
         next(i for i, row in enumerate(table) if (row["predict"] == "-1") == abstains)
@@ -395,11 +397,11 @@ def test_forged_rows_are_refused_or_show_the_same(script, logs, name, tmp_path, 
     ]
     columns = [each for each in header(logs[name]) if name == "exact" or each not in OF_ALL]
     for number, column in itertools.product(places, columns):
-        before, others = (
-            table[number],
-            other_fields("7" if column == "time" else table[number][column]),
-        )
-        assert len(others) >= 20
+        before = table[number]
+        others = other_fields("7" if column == "time" else before[column])
+        assert len(others) >= 10
+        if name == "exact" or column not in header(logs["exact"]):
+            others += [text for text in ODD if text != before[column]]
         for text in others:
             accepting = readers_that_accept(
                 script,
