@@ -122,8 +122,13 @@ def test_smallest_count_that_predicts(trials, top):
     assert vote_is_significant(top, trials - top, p_value * (1 + 1.1e-10))
 
 
+def test_fewest_trials_at_the_level_of_the_paper():
+    assert Exact.least_draws(1e-3) == 10
+    assert least_draws(1e-3) == 11
+    assert least_draws(2**-10) == 11, "the p-value of 11 equal votes is 2 * 2^-11, the level itself"
+
+
 @given(alphas)
-@example(1e-3)  # of the paper
 def test_fewest_trials_are_the_fewest(alpha):
     level = Fraction(alpha)
     n = Exact.least_draws(alpha)
