@@ -53,7 +53,7 @@ class DatasetDescription:
     where they cannot be known (an image folder without training images). Augmentation is a random
     crop after zero padding by ``crop_padding`` pixels and, if ``horizontal_flip``, a mirror image
     with probability 1/2. ``radii`` are the grid of procedures whose radii lie on one (None:
-    theirs).
+    their default).
     """
 
     name: str

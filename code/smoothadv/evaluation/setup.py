@@ -374,10 +374,9 @@ def _run_record(
     spec: EvaluationSpec, voters: Sequence[Voter], dataset: ImageDataset, device: torch.device
 ) -> dict[str, Any]:
     """What a manifest says of this process besides the settings."""
+    model = spec.model and str(spec.model)
     return {
-        "checkpoint": voters[0].base.name
-        if spec.stages is None
-        else spec.model and str(spec.model),
+        "checkpoint": voters[0].base.name if spec.stages is None else model,
         **({} if spec.denoiser is None else {DENOISER: pinned(spec.denoiser)}),
         "skip": spec.skip,
         "max": spec.limit,
