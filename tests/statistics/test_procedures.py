@@ -125,6 +125,11 @@ PLAIN = {
 }
 
 
+def test_a_procedure_without_a_decision_is_named():
+    with pytest.raises(NotImplementedError, match="^Procedure has no decide of its own$"):
+        certify(Procedure(Smoothing(0.25, 5, 50, 0.01)), ListedVotes(np.zeros(60, dtype=int)))
+
+
 def test_the_plain_radii_are_of_all_fixed_samples():
     fixed = {name for name in PROCEDURES if PROCEDURES[name].fixed_sample}
     # By this, the rules for rows know that a certificate has all N draws.
