@@ -64,20 +64,20 @@ class Variant:
     def settings(self) -> Iterator[None]:
         """Within, PyTorch takes these kernels, and TF32 where the precision is not "fp32"."""
         cudnn = torch.backends.cudnn
-        algorithms = torch.are_deterministic_algorithms_enabled()
+        algorithms = torch.get_deterministic_debug_mode()
         before = (cudnn.allow_tf32, cudnn.deterministic)
         memory = torch.utils.deterministic
         fills = memory.fill_uninitialized_memory
         memory.fill_uninitialized_memory = False  # as certify has it
         cudnn.allow_tf32 = self.line.precision != "fp32"
         cudnn.deterministic = self.kernels != "any"
-        torch.use_deterministic_algorithms(self.kernels == "sound")
+        torch.set_deterministic_debug_mode("error" if self.kernels == "sound" else "default")
         try:
             yield
         finally:
             cudnn.allow_tf32, cudnn.deterministic = before
             memory.fill_uninitialized_memory = fills
-            torch.use_deterministic_algorithms(algorithms)
+            torch.set_deterministic_debug_mode(algorithms)
 
 
 def parser_of(about: str | None, rounds: int) -> argparse.ArgumentParser:

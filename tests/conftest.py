@@ -40,8 +40,7 @@ def settings_of_torch() -> Iterator[None]:
     """
     yield
     if torch := sys.modules.get("torch"):
-        if torch.are_deterministic_algorithms_enabled():  # turning them off loads the compiler
-            torch.use_deterministic_algorithms(False)
+        torch.set_deterministic_debug_mode("default")
         torch.backends.cudnn.deterministic = False
         torch.set_flush_denormal(False)
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

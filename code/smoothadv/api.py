@@ -93,8 +93,7 @@ def torch_settings_kept() -> Iterator[None]:
     and gradients are possible, and settings of this process's PyTorch may change; afterwards they
     are as before.
     """
-    cudnn, deterministic = torch.backends.cudnn, torch.are_deterministic_algorithms_enabled()
-    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn, deterministic = torch.backends.cudnn, torch.get_deterministic_debug_mode()
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     cudnn_settings, threads = (cudnn.benchmark, cudnn.deterministic), torch.get_num_threads()
     tf32 = allows_tf32()
@@ -110,7 +109,7 @@ def torch_settings_kept() -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(dtype)
-        torch.use_deterministic_algorithms(deterministic, warn_only=only_warns)
+        torch.set_deterministic_debug_mode(deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
         cudnn.benchmark, cudnn.deterministic = cudnn_settings
         if allows_tf32() != tf32:

@@ -313,7 +313,7 @@ def test_compiled_logits_are_close_and_by_no_more_than_rounding_those_of_another
 
 
 def test_kernels_of_a_gpu_are_not_chosen_by_a_race(own_compiler_cache, monkeypatch):
-    """Processes would round differently. On a CPU nothing is timed, and nothing changes."""
+    """Processes would round differently."""
     import torch._inductor.config as inductor
 
     voter = optimized_for_inference(nn.Linear(2, 2), CPU)
@@ -324,8 +324,6 @@ def test_kernels_of_a_gpu_are_not_chosen_by_a_race(own_compiler_cache, monkeypat
     )
     monkeypatch.setattr(inductor, name, not chosen)  # other tests of this process may have chosen
     CompiledClassifier(voter)
-    assert getattr(inductor, name) is not chosen
-    CompiledClassifier(voter.to("meta"))
     assert getattr(inductor, name) is chosen
 
 

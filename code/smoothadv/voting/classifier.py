@@ -141,13 +141,11 @@ class CompiledClassifier(VotingClassifier):
 
         super().__init__(voting.classifier, voting.dtype, voting.is_folded)
         inductor.freezing = True
-        if device_of(voting, torch.device("cpu")).type != "cpu":
-            # Otherwise each process would choose the kernels of sums by timing them, and round
-            # differently.
-            if hasattr(inductor, "deterministic"):
-                inductor.deterministic = True
-            else:
-                inductor.triton.autotune_pointwise = inductor.dynamic_scale_rblock = False
+        # Otherwise each process would choose kernels by timing them, and round differently.
+        if hasattr(inductor, "deterministic"):
+            inductor.deterministic = True
+        else:
+            inductor.triton.autotune_pointwise = inductor.dynamic_scale_rblock = False
         # In a tuple: its weights are registered already, as those of ``classifier``.
         self._compiled = (torch.compile(voting, dynamic=False), voting)
 
@@ -252,7 +250,8 @@ def make_deterministic() -> None:
     later.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
+    # As use_deterministic_algorithms(True), which loads the compiler to tell it, too: a second.
+    torch.set_deterministic_debug_mode("error")
     # No code here reads memory before writing it. mypy does not see this attribute, which torch
     # sets at import.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
