@@ -56,6 +56,7 @@ import re
 import sys
 from bisect import bisect_left
 from fractions import Fraction
+from functools import cached_property
 from itertools import accumulate, count, islice, takewhile
 from math import ceil, floor, prod
 from pathlib import Path
@@ -675,10 +676,13 @@ class Procedure:
         """What the counts lack to reject "p_A <= t" for the radius, and for those of the grid
         below; "" if nothing.
         """
-        for tested in [r for r in self.grid if r <= float(radius)] if self.adaptive else [radius]:
-            needed = self.needed(Fraction(tested) / self.sigma + self.loss, n)
+        tested = [(radius, radius / self.sigma + self.loss)]
+        if self.adaptive:
+            tested = [each for each in self.hypotheses if each[0] <= float(radius)]
+        for r, z in tested:
+            needed = self.needed(z, n)
             if successes < needed:
-                return f"radius {float(tested)} needs {needed} of {n} draws"
+                return f"radius {float(r)} needs {needed} of {n} draws"
         return ""
 
     def lacks_of_two(self, radius, n, successes, rival):
@@ -752,26 +756,17 @@ class Procedure:
         """As ``lacks``, by two hypotheses of the grid; all of the grid below them must be rejected
         too.
         """
-
-        def steps(r):
-            return floor(r / self.sigma * 50 + Fraction(1, 10**9))
-
-        def hypothesis(z):  # a little beyond, for the rounding of a radius that is a sum in float64
-            return z + abs(z) * 3 / 10**16 + self.loss
-
-        of_c = (
-            (hypothesis(max(r / self.sigma, Fraction(steps(r), 50))), r)
-            for r in map(Fraction, self.grid)
+        rejected = list(
+            takewhile(lambda each: successes >= self.needed(each[1], n), self.hypotheses)
         )
-        rejected = list(takewhile(lambda each: successes >= self.needed(each[0], n), of_c))
         y = sum(
             1
             for _ in takewhile(
-                lambda j: n - rival >= self.needed(hypothesis(Fraction(j, 50)), n, 1), count(1)
+                lambda j: n - rival >= self.needed(self.beyond(Fraction(j, 50)), n, 1), count(1)
             )
         )
         if rejected:
-            shown, step = rejected[-1][1], steps(rejected[-1][1])
+            shown, step = Fraction(rejected[-1][0]), self.steps(rejected[-1][0])
             both = Fraction(step + y, 100) - (
                 self.loss_between(Fraction(step - y, 100)) if self.distance else 0
             )
@@ -781,6 +776,24 @@ class Procedure:
             f"radius {float(radius)} is more than {successes} of {n} draws, and {rival} for the "
             "rival, show"
         )
+
+    @cached_property
+    def hypotheses(self):
+        """Of each radius of the grid: (radius, the z of its hypothesis on the class)."""
+        if not self.both:
+            return [(r, Fraction(r) / self.sigma + self.loss) for r in self.grid]
+        at_least = ((r, Fraction(self.steps(r), 50)) for r in self.grid)
+        return [(r, self.beyond(max(Fraction(r) / self.sigma, step))) for r, step in at_least]
+
+    def steps(self, radius):
+        """How many steps of 1/50 are in a radius, in units of sigma."""
+        return floor(Fraction(radius) / self.sigma * 50 + Fraction(1, 10**9))
+
+    def beyond(self, z):
+        """A hypothesis of the grid, a little beyond, for the rounding of a radius that is a sum in
+        float64.
+        """
+        return z + abs(z) * 3 / 10**16 + self.loss
 
     def loss_between(self, m):
         """e such that Phi(m + e) - Phi(m - e) >= 2 d, if the true m is off by e at most: the

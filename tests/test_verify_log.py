@@ -40,16 +40,16 @@ from support.models import IntervalClassifier
 from support.verifier import SCRIPT, Tampering, tampered, verdict
 from support.verifier import script as script
 
-SIGMA, N = 0.5, 300
-GREY = [128, 128, 129, 145, 150, 158, 163, 168, 173, 178, 183, 77, 82, 92, 102]
+SIGMA, N = 0.5, 200
+GREY = [128, 140, 150, 160, 175, 195, 215, 50, 75, 95]
 """The first pixel: class 1 above 127.5 of 255, so that the certified radius grows with the distance
 from it.
 """
 IMAGES = torch.full((len(GREY), 1, 2, 2), 51 / 255)
 IMAGES[:, 0, 0, 0] = torch.tensor(GREY) / 255
-FOUR = (-0.4, 0.5, 1.4)
+FOUR = (-0.8, 0.5, 1.8)
 """Thresholds between four classes: the strongest rival is the class beyond the middle one."""
-NEAR = (-0.05, 0.5, 1.05)
+NEAR = (-0.15, 0.5, 1.15)
 """Thresholds between four classes of which no two are certainly the most probable ones at some of
 the images.
 """
@@ -58,7 +58,7 @@ LOGS = {
     "sound": {"sound": True},
     "shards": {"shards": 3},
     "named": {"image_set": f"0-{len(GREY) - 1}"},
-    "adaptive": {"method": "adaptive", "radii": (0.02, 0.05, 0.1, 0.15, 0.4)},
+    "adaptive": {"method": "adaptive", "radii": (0.02, 0.05, 0.1, 0.15, 0.2)},
     "ladder": {"method": "adaptive", "radii": (0.1,), "ladder": True},
     "sound-ladder": {"method": "adaptive", "radii": (0.05, 0.1), "ladder": True, "sound": True},
     "two-sided": {"method": "two-sided", "thresholds": FOUR},
@@ -72,7 +72,7 @@ LOGS = {
         "sound": True,
         "thresholds": FOUR,
     },
-    "label-aware": {"method": "adaptive", "radii": (0.05, 0.1), "label_aware": True},
+    "label-aware": {"method": "adaptive", "radii": (0.04, 0.1, 0.16), "label_aware": True},
 }
 FORGED = [name for name in LOGS if not name.endswith("-sound") and name != "shards"]
 OF_ALL = ("idx", "label", "correct", "time")
@@ -187,7 +187,7 @@ def test_shards_are_accepted_one_by_one_and_unfinished_logs_are_not(script, logs
     shards = [Shard(number, 3).path(logs["shards"]) for number in range(3)]
     assert all(verdict(script, shard, capsys)[0] for shard in shards)
     unfinished = tampered(shards[0], tmp_path / "x.tsv", lambda table, manifest: table.pop())
-    assert "4 of 4 rows hold; unfinished: 1 of 5" in verdict(script, unfinished, capsys)[1]
+    assert "3 of 3 rows hold; unfinished: 1 of 4" in verdict(script, unfinished, capsys)[1]
 
 
 def test_changes_that_leave_every_claim_supported_are_accepted(script, logs, tmp_path, capsys):
@@ -298,40 +298,17 @@ OF_LEVEL = {
 so.
 """
 ODD = ["", " 1", "1\x0b", *"x 1.5 nan inf 1e3 0x1 True \u0663 1_0 --1 0.0.1 -".split()]
-WRONG = [
-    None,
-    True,
-    False,
-    -1,
-    0,
-    1e-10,
-    0.5,
-    1,
-    2**31,
-    2**70,
-    1e301,
-    math.nan,
-    math.inf,
-    "",
-    "0.25",
-    "\u0663",
-    [],
-]
-WRONG += [[None], ["x"], [-1], [True], [[]], {}, {"x": 1}, [{"x": 1}]]
+WRONG = [None, True, -1, 0, 1e-10, 0.5, 1, 2**70, 1e301, math.nan, math.inf, "", "0.25", "\u0663"]
+WRONG += [[], [None], ["x"], [-1], [[]], {}, {"x": 1}, [{"x": 1}]]
 
 
 def other_fields(text: str) -> list[str]:
-    """Ten and more other fields: numbers nearby and far away."""
-    numbers = [
-        int(float(text)) + more
-        for more in (1, -1, 2, -2, 5, -5, 9, -9, 20, -20, 50, -50, 10**6, 10**14, 2**70)
-    ]
+    """Eight and more other fields: numbers nearby and far away."""
+    numbers = [int(float(text)) + more for more in (1, -1, 3, -3, 9, -9, 50, -50, 10**14, 2**70)]
     if "." in text:
-        numbers = [
-            f"{float(text) * factor:.20f}"
-            for factor in (0, 0.5, 0.99, 1 + 1e-7, 1.001, 1.5, 2, 100)
-        ]
-        numbers += ["0.001", "0.05", "0.1", "0.4", "1.0", "20000.0", "999999999.9", "-0.1"]
+        factors = (0, 0.99, 1 + 1e-7, 1.001, 1.5, 100)
+        numbers = [f"{float(text) * factor:.20f}" for factor in factors]
+        numbers += ["0.001", "0.05", "0.1", "0.4", "999999999.9", "-0.1"]
     return [other for other in map(str, numbers) if other != text]
 
 
@@ -387,8 +364,8 @@ def readers_that_accept(script: ModuleType, log: Path, capsys) -> list[str]:
 
 @pytest.mark.parametrize("name", [name for name in FORGED if name != "named"])
 def test_forged_rows_are_refused_or_show_the_same(script, logs, name, tmp_path, capsys):
-    """Each field of a certificate, and of an abstention, in ten ways and more; what is no number is
-    read in one way in all logs that have the column.
+    """Each field of a certificate, and of an abstention, in eight ways and more; what is no number
+    is read in one way in all logs that have the column.
     """
     table, settings = rows(logs[name]), settings_of(logs[name])
     places = [
@@ -399,7 +376,7 @@ def test_forged_rows_are_refused_or_show_the_same(script, logs, name, tmp_path, 
     for number, column in itertools.product(places, columns):
         before = table[number]
         others = other_fields("7" if column == "time" else before[column])
-        assert len(others) >= 10
+        assert len(others) >= 8
         if name == "exact" or column not in header(logs["exact"]):
             others += [text for text in ODD if text != before[column]]
         for text in others:
