@@ -1,5 +1,5 @@
-"""Runs a part of the tests with the newest versions of all packages where these are not the ones in
-.venv.
+"""Runs a part of the tests with the newest versions of what requirements.txt names, and of what
+that needs, where these are not the ones in .venv.
 
 Only what is newer is downloaded, into a temporary folder that Python searches before .venv. Fails
 if these tests fail: requirements.txt promises that newer versions do. Where the newest cannot be
@@ -49,16 +49,16 @@ def failure(*arguments: str) -> str:
 
 
 def newer(report: dict) -> list[str]:
-    """What a report of pip's would install, like "numpy==3.0.0", but for this package."""
+    """What a report of pip's would install, like "numpy==3.0.0"."""
     found = [entry["metadata"] for entry in report["install"]]
-    return sorted(f"{one['name']}=={one['version']}" for one in found if one["name"] != "smoothadv")
+    return sorted(f"{one['name']}=={one['version']}" for one in found)
 
 
 def main() -> int:
     os.chdir(Path(__file__).parent.parent)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        wanted = ["--upgrade-strategy", "eager", "--editable", ".[test]"]
+        wanted = ["--upgrade-strategy", "eager", "--requirement", "requirements.txt"]
         if reason := failure("--dry-run", "--report", str(report), *wanted):
             print(f"newest versions: not tried, they cannot be found out: {reason}")
             return 0
