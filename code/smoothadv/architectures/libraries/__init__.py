@@ -8,7 +8,7 @@ classes and images of the library. It imports the library when it is called, not
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -71,10 +71,8 @@ def library_network(
     made for the images.
     """
     kind, _, location = name.partition(":")
-    asks_hub = kind == "hf" or (kind == "timm" and pretrained)
     try:
-        with hub_asked_once() if asks_hub else nullcontext():
-            found = LIBRARIES[kind](os.path.expanduser(location), pretrained, images)
+        found = LIBRARIES[kind](os.path.expanduser(location), pretrained, images)
     except UserError:
         raise
     except ModuleNotFoundError as error:

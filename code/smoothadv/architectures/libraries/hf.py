@@ -4,7 +4,7 @@ Hugging Face hub.
 
 from typing import Any
 
-from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork
+from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, hub_asked_once
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.files import digest
 from smoothadv.datasets import DatasetDescription
@@ -16,6 +16,7 @@ _NOT_OF_THE_FUNCTION = ("_name_or_path", "transformers_version", "dtype", "torch
 
 
 @LIBRARIES.register("hf")
+@hub_asked_once()
 def hf_network(
     location: str, pretrained: bool, images: DatasetDescription | None
 ) -> LibraryNetwork:

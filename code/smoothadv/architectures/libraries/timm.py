@@ -3,9 +3,15 @@ a tag.
 """
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
-from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, require_known
+from smoothadv.architectures.libraries import (
+    LIBRARIES,
+    LibraryNetwork,
+    hub_asked_once,
+    require_known,
+)
 from smoothadv.datasets import DatasetDescription
 from smoothadv.datasets.preparation import INTERPOLATIONS, SQUASH, Preparation
 
@@ -29,7 +35,8 @@ def timm_network(
         options = {"num_classes": images.num_classes, "in_chans": images.image_shape[0]}
         if getattr(timm.models.get_pretrained_cfg(location), "fixed_input_size", False):
             options["img_size"] = images.image_shape[1:]
-    module = timm.create_model(location, pretrained=pretrained, **options)
+    with hub_asked_once() if pretrained else nullcontext():
+        module = timm.create_model(location, pretrained=pretrained, **options)
     subset, config = infer_imagenet_subset(module), timm.data.resolve_model_data_config(module)
     info = ImageNetInfo(subset) if subset else None
     return LibraryNetwork(
