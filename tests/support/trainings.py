@@ -1,5 +1,6 @@
 """Training runs: what they learnt, bit by bit, and what happens to them at a step of choice."""
 
+import functools
 import os
 import signal
 from collections.abc import Callable
@@ -9,12 +10,29 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from smoothadv.training.teacher import Teacher
+from smoothadv.training.teacher import Teacher, for_label
 
 
 def read(folder: Path) -> dict[str, Any]:
     """The checkpoint of a run folder, read the way a stranger would."""
     return torch.load(folder / "checkpoint.pth.tar", map_location="cpu", weights_only=True)
+
+
+@functools.lru_cache(maxsize=1)
+def _step_saved(folder: Path, version: tuple[int, int]) -> tuple[int, int]:
+    content = read(folder)
+    return content["epoch"], content["step"]
+
+
+def step_saved(folder: Path) -> tuple[int, int]:
+    """The epoch and the step of the checkpoint of a run, (0, 0) without one; a process may replace
+    it meanwhile.
+    """
+    file = folder / "checkpoint.pth.tar"
+    if not file.exists():
+        return 0, 0
+    found = file.stat()
+    return _step_saved(folder, (found.st_ino, found.st_mtime_ns))  # who waits reads each once
 
 
 def same_state(one: Path, other: Path) -> bool:
@@ -51,6 +69,13 @@ def after_update(monkeypatch, number: int, act: Callable[[], None], kind=torch.o
 def send(number: signal.Signals = signal.SIGTERM) -> None:
     """A signal to this process, which it has received when this returns."""
     os.kill(os.getpid(), number)
+
+
+def look_shortly(monkeypatch) -> None:
+    """Choose training images by a sixteenth of the noisy copies that were asked for."""
+    monkeypatch.setattr(
+        "smoothadv.training.run.for_label", lambda draws, label: for_label(draws // 16, label)
+    )
 
 
 class KnownShares(Teacher):
