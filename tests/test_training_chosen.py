@@ -11,10 +11,14 @@ import torch
 from smoothadv.checkpoints import load_classifier
 from smoothadv.training.teacher import NoisyVotes, for_label
 from support.commands import Outcome, call, refused
-from support.trainings import after_update, read, same_state, send
+from support.trainings import after_update, read, same_state, send, train_on_few_images
 
 pytestmark = pytest.mark.usefixtures("workplace")
-SMALL = ["--noise", 0.25, "--device", "cpu", "--batch", 256, "--evaluate-images", 20, "--epochs", 1]
+IMAGES, BATCH = 100, 24
+SMALL = [
+    *("--noise", 0.25, "--device", "cpu", "--batch", BATCH, "--evaluate-images", 20),
+    *("--epochs", 1),
+]
 CHOSEN = [
     *("--objective", "acr-weakness", "--num-noise-vec", 1, "--attack-from-epoch", 1),
     *("--drop-below", 0.1, "--epochs", 2, "--steps-per-epoch", 3),
@@ -25,6 +29,11 @@ CAT_RS = [
 ]
 CHECKPOINT = "t/checkpoint.pth.tar"
 DISTILLED = ["--objective", "distillation", "--teacher", CHECKPOINT, "--steps-per-epoch", 1]
+
+
+@pytest.fixture(autouse=True)
+def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    train_on_few_images(monkeypatch, IMAGES)
 
 
 def train(capsys, folder: str, *options: object) -> Outcome:
@@ -58,7 +67,8 @@ def test_images_are_chosen_by_looks_that_end_in_the_checkpoint(capsys, monkeypat
         assert train(capsys, "stopped", *CHOSEN).code == 143
         content = read(Path("stopped"))
         weights = content["image_weights"]
-        assert looks == [1438, int((weights > 0).sum())] and 0 < looks[1] < 1438 == len(weights)
+        assert looks == [IMAGES, int((weights > 0).sum())]
+        assert 0 < looks[1] < IMAGES == len(weights)
         for name, changed in (("run", weights), ("other", weights.flip(0))):
             shutil.copytree("stopped", name)
             torch.save({**content, "image_weights": changed}, f"{name}/checkpoint.pth.tar")
@@ -80,16 +90,16 @@ def test_teacher_votes_once_for_each_image_and_noise(checkpoint, own_cache, caps
     looks, options = watch(monkeypatch), [*CAT_RS, "--teacher", checkpoint]
     for more in ([], [], ["--seed", 1], ["--seed", 1]):
         assert train(capsys, "run", *options, *more, "--overwrite").code == 0
-    assert len(looks) == 2 and looks[0] == 256 > looks[1] > 128
+    assert len(looks) == 2 and looks[0] == BATCH > looks[1] > BATCH / 2
     for flag in ("--teacher-noise", "--noise"):
         assert train(capsys, "run", *options, flag, 0.5, "--overwrite").code == 0
-    assert looks[2:] == [256], "it is one noise"
+    assert looks[2:] == [BATCH], "it is one noise"
     refusal = train(capsys, "run", *options, "--teacher-draws", 4)
     assert refused(refusal, "run already holds a trained model") and len(looks) == 3, "before that"
     for file in (own_cache / "teacher_votes").iterdir():
         file.write_bytes(file.read_bytes()[:-1])
     assert train(capsys, "run", *options, "--overwrite").code == 0
-    assert looks[3:] == [256], "what is damaged in the cache is counted again"
+    assert looks[3:] == [BATCH], "what is damaged in the cache is counted again"
 
 
 def test_a_stop_with_votes_or_without_them_leaves_no_trace(checkpoint, own_cache, capsys):
@@ -104,7 +114,7 @@ def test_a_stop_with_votes_or_without_them_leaves_no_trace(checkpoint, own_cache
             if loses:
                 shutil.rmtree(own_cache / "teacher_votes")
             assert train(capsys, folder, *options).code == 0
-        assert (1438 < sum(looks)) == loses and looks[:4] == [256] * 4
+        assert (IMAGES < sum(looks)) == loses and looks[:4] == [BATCH] * 4
         assert same_state(Path(folder), Path("whole"))
 
 
@@ -128,7 +138,7 @@ def test_a_teacher_says_which_images_are_left_out(checkpoint, capsys, monkeypatc
     images = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     expected = load_classifier(checkpoint, "digits")(images)
     assert noise_sd == 0.5 and torch.allclose(classifier(images), expected, atol=1e-4)
-    assert read(Path("run"))["image_weights"].tolist() == [0, 1] * 719
+    assert read(Path("run"))["image_weights"].tolist() == [0, 1] * (IMAGES // 2)
 
 
 REFUSED = {

@@ -16,7 +16,6 @@ from support.commands import (
     manifest_of,
     refused,
     rows,
-    run_process,
     script,
     snapshot,
     succeed,
@@ -26,7 +25,6 @@ from support.evaluations import EVALUATIONS, IMAGES, arguments_of, assert_equal,
 from support.torchrun import agent, store_of_agent, torchrun
 
 pytestmark = pytest.mark.filterwarnings("ignore::smoothadv.base.errors.DoubtfulWarning")
-KINDS = ["exact", "named", "adaptive", "predict", "attack", "falsify", "sets"]
 LOGS = {kind: log for kind, (_, _, log) in EVALUATIONS.items()}
 
 
@@ -102,10 +100,10 @@ def rows_in(folder: Path, kind: str) -> int:
 def test_interrupted_at_any_pass_it_is_continued_by_the_same_command(
     start, workplace, whole, monkeypatch, kind
 ):
-    """Stopped a little later each time until it is done: no finished row is computed again."""
+    """Stopped later each time, then left alone: no finished row is computed again."""
     kept: list[bytes] = []
     log = workplace / LOGS[kind]
-    for number in range(2, 400, 9):
+    for number in (2, 11, 40, 400):
         with monkeypatch.context() as patch:
             stop_at_pass(patch, number, KeyboardInterrupt())
             outcome = start(kind)
@@ -115,11 +113,11 @@ def test_interrupted_at_any_pass_it_is_continued_by_the_same_command(
         lines = log.read_bytes() if log.exists() else b""
         assert not kept or lines.startswith(kept[-1])
         kept.append(lines)
-    assert outcome.code == 0 and len(kept) >= 2
+    assert outcome.code == 0 and len(kept) >= 2 and kept[-1].count(b"\n") > 1
     assert_equal(workplace, whole(kind), kind)
 
 
-@pytest.mark.parametrize("kind", ["exact", "named", "restarts", "sets"])
+@pytest.mark.parametrize("kind", ["exact", "restarts", "sets"])
 def test_killed_at_random_it_is_finished_by_the_same_command(
     start, command, warm, workplace, whole, kind
 ):
@@ -147,7 +145,10 @@ def test_killed_at_random_it_is_finished_by_the_same_command(
 
 @pytest.mark.parametrize(
     "kind, order",
-    [*((kind, (2, 0, 1)) for kind in KINDS), ("exact", (0,))],
+    [
+        *(("exact", (0,)), ("exact", (2, 0, 1))),
+        *((kind, (1, 0)) for kind in ("named", "predict", "attack", "falsify", "sets")),
+    ],
 )
 def test_shards_in_any_order_merge_into_the_log_of_one_process(
     start, merge, workplace, whole, kind, order
@@ -174,18 +175,18 @@ def test_shards_in_any_order_merge_into_the_log_of_one_process(
 def test_unfinished_shard_is_refused_and_continued_by_the_same_command(
     start, merge, workplace, whole, kind, keep
 ):
-    for index in (0, 1, 2):
-        start(kind, "--shard", f"{index}/3")
+    for index in (0, 1):
+        start(kind, "--shard", f"{index}/2")
     log = workplace / LOGS[kind]
-    part = log.with_name(f"{log.name}.shards") / "1-of-3.tsv"
+    part = log.with_name(f"{log.name}.shards") / "1-of-2.tsv"
     left = b"".join(part.read_bytes().splitlines(keepends=True)[: 1 + keep])
     part.write_bytes(left + b"16\t4\t")
-    assert refused(merge(kind), f"{14 + keep} rows of 21", "shards 1 lack", "--shard 1/3")
-    assert start(kind, "--shard", "1/3").code == 0
+    assert refused(merge(kind), f"{11 + keep} rows of 21", "shards 1 lack", "--shard 1/2")
+    assert start(kind, "--shard", "1/2").code == 0
     assert part.read_bytes().startswith(left)
     finished = snapshot(workplace)
-    outcome = start(kind, "--shard", "1/3")
-    assert outcome.code == 0 and "shard 1/3 is done" in outcome.out
+    outcome = start(kind, "--shard", "1/2")
+    assert outcome.code == 0 and "shard 1/2 is done" in outcome.out
     assert snapshot(workplace) == finished
     assert merge(kind).code == 0
     remove_shards(log)
@@ -203,7 +204,7 @@ def test_more_shards_than_examples_do_and_take_over_the_batch_of_the_first(start
 def test_merging_needs_shards_and_does_not_replace_a_log_unasked(start, merge, workplace):
     assert refused(merge("exact"), "log.tsv.shards", "--shard K/N")
     assert list(workplace.iterdir()) == []
-    start("exact", "--shard", "0/1")
+    start("exact", "--max", 2, "--shard", "0/1")
     (workplace / "log.tsv").write_text("idx\tlabel\n")
     assert refused(merge("exact"), "log.tsv exists already", "--overwrite")
     assert (workplace / "log.tsv").read_text() == "idx\tlabel\n"
@@ -217,14 +218,15 @@ def test_shard_that_another_process_writes_is_not_removed(start, workplace):
     shard.write_bytes((workplace / "log.tsv").read_bytes().splitlines(keepends=True)[0])
     with shard.open("ab") as file:
         lock(file, shard)
-        assert refused(start("exact", "--overwrite"), "is being written by another process")
+        outcome = start("exact", "--max", 2, "--overwrite")
+        assert refused(outcome, "is being written by another process")
     assert shard.exists() and len(rows(workplace / "log.tsv")) == 2
-    assert start("exact", "--overwrite").code == 0 and not shard.parent.exists()
+    assert start("exact", "--max", 2, "--overwrite").code == 0 and not shard.parent.exists()
 
 
 def test_shard_of_other_settings_than_those_beside_it_is_refused_before_any_work(start):
-    start("exact", "--shard", "0/2", "--batch", 50)
-    outcome = start("exact", "--shard", "1/2", "--seed", 1)
+    start("exact", "--max", 2, "--shard", "0/2", "--batch", 50)
+    outcome = start("exact", "--max", 2, "--shard", "1/2", "--seed", 1)
     assert refused(outcome, "seed was 0, now 1", "0-of-2.tsv")
 
 
@@ -360,10 +362,10 @@ Registry("nothing").register("varies")(setup.device_name)
 """
 
 
-def test_processes_whose_rows_could_not_join_are_refused_before_any_work(command, workplace):
+def test_processes_whose_rows_could_not_join_are_refused_before_any_work(command, warm, workplace):
     """By torchrun itself, which ends those that wait for the one that refuses."""
     Path("varies.py").write_text(VARIES)
-    done = run_process(torchrun(command("exact", "--plugin", "varies.py"), 2), workplace)
+    done = warm.run(torchrun(command("exact", "--plugin", "varies.py"), 2), workplace)
     assert done.returncode and "process 1 would write rows that cannot join" in done.stderr
     assert "device was 'device 0', now 'device 1'" in done.stderr
     assert not list(workplace.rglob("*.tsv"))

@@ -12,7 +12,7 @@ import torch
 
 from support.commands import call, refused, rows, script, succeed, timeless, wait_until
 from support.torchrun import agent, store_of_agent
-from support.trainings import AT_ONCE, read, same_state
+from support.trainings import AT_ONCE, read, same_state, step_saved
 
 PGD = [
     "--noise",
@@ -29,7 +29,7 @@ PGD = [
     1,
 ]
 # At every tenth step the processes decide whether to save or stop.
-STEPS = 20
+STEPS = 12
 TRAINING = [
     "digits",
     "digits_resnet8",
@@ -46,6 +46,7 @@ TRAINING = [
     "--evaluate-images",
     41,
 ]
+FEW = ["--steps-per-epoch", 2]
 FILES = ["args.json", "checkpoint.pth.tar", "log.txt"]
 
 
@@ -99,28 +100,21 @@ def test_run_that_torchrun_starts_again_replaces_another_only_if_told_to(
     """The first start refused the folder, so the second must, too; an old run to overwrite must not
     be continued. A single process needs no others to connect to.
     """
-    succeed("train_pgd", *TRAINING, "--epochs", 1, "--seed", 1)
+    succeed("train_pgd", *TRAINING, *FEW, "--epochs", 1, "--seed", 1)
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x"}.items():
         monkeypatch.setenv(name, value)
     for attempt in ("0", "1"):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
-        outcome = call(capsys, "train_pgd", *TRAINING, "--seed", 1)
+        outcome = call(capsys, "train_pgd", *TRAINING, *FEW, "--seed", 1)
         assert (
             outcome.code == 1
             and "--resume" in outcome.err
             and read(workplace / "run")["epoch"] == 1
         )
-    outcome = call(capsys, "train_pgd", *TRAINING, "--epochs", 1, "--seed", 2, "--overwrite")
+    again = [*FEW, "--epochs", 1, "--seed", 2, "--overwrite"]
+    outcome = call(capsys, "train_pgd", *TRAINING, *again)
     assert outcome.code == 0, outcome.err
     assert read(workplace / "run")["recipe"]["seed"] == 2
-
-
-def saved(folder: Path) -> tuple[int, int]:
-    """Epoch and step of the checkpoint; (0, 0) without one."""
-    if not (folder / "run/checkpoint.pth.tar").exists():
-        return 0, 0
-    content = read(folder / "run")
-    return content["epoch"], content["step"]
 
 
 @pytest.mark.parametrize("moment", [(0, 10), (1, 5)], ids=["first epoch", "second epoch"])
@@ -131,7 +125,7 @@ def test_killed_workers_that_torchrun_starts_again_go_on_from_the_last_checkpoin
     whole = done[0] / "run"
     command, store = script("train_pgd", *TRAINING, *AT_ONCE), store_of_agent()
     with warm.workers(2, command, tmp_path, **agent(store.port, 0)) as workers:
-        wait_until(lambda: saved(tmp_path) >= moment, workers[0])
+        wait_until(lambda: step_saved(tmp_path / "run") >= moment, workers[0])
     again = warm.run_workers(2, command, tmp_path, **agent(store.port, 1))
     assert "resuming after epoch" in again[0].stdout, again
     assert same_state(tmp_path / "run", whole)
@@ -147,7 +141,7 @@ def test_three_processes_that_were_stopped_end_with_the_weights_of_others(warm, 
     halves, whole = tmp_path / "halves", tmp_path / "whole"
     for folder, options in [(whole, []), (halves, ["--epochs", 1]), (halves, ["--resume"])]:
         folder.mkdir(exist_ok=True)
-        command = script("train_pgd", *TRAINING, *options)
+        command = script("train_pgd", *TRAINING, *FEW, *options)
         assert [each.returncode for each in warm.run_workers(3, command, folder)] == [0] * 3
     assert timeless(halves / "run/log.txt")[0] == timeless(whole / "run/log.txt")[0], (
         "they began identically"
@@ -169,7 +163,7 @@ def test_fewer_images_than_processes_are_refused(warm, tmp_path):
 
 def test_one_process_under_torchrun_is_one_process(workplace):
     """It does not even connect to other processes."""
-    options = ["--epochs", 1]
+    options = [*FEW, "--epochs", 1]
     succeed("train_pgd", *TRAINING, *options)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {

@@ -138,6 +138,23 @@ class PlainNorm(Network):
         nn.init.uniform_(self.norm.running_var, 0.5, 2.0)
 
 
+# torch.fx cannot follow them, or their layers share weights or compute them.
+KEPT = [
+    BranchOnData,
+    BranchOnShape,
+    RangeOverShape,
+    LengthOfBatch,
+    Autocast,
+    FirstUsedTwice,
+    NormsOfOne,
+    NormOfTwo,
+    TiedWeights,
+    SpectralNorm,
+]
+# torch.fx follows them, but not to where they go.
+MISLED = [BranchOnType, WeightReadTwice]
+
+
 def settle_batch_norms(model: nn.Module, images: torch.Tensor) -> None:
     """Random weights for every batch normalization, and the statistics that these images have
     there.

@@ -21,9 +21,8 @@ RECIPES = {
 RECIPES = {name: (command, options.split()) for name, (command, options) in RECIPES.items()}
 
 
-def train_shortly(name: str, folder: Path) -> None:
-    """Train a classifier of digits on the CPU by the recipe ``name``."""
+def train_shortly(name: str, folder: Path, *further: object) -> None:
+    """Train a classifier of digits on the CPU by the recipe ``name`` and further options."""
     command, options = RECIPES[name]
-    succeed(
-        command, "digits", "digits_resnet8", folder, "--epochs", EPOCHS, "--device", "cpu", *options
-    )
+    usual = ["--epochs", EPOCHS, "--device", "cpu", *options]
+    succeed(command, "digits", "digits_resnet8", folder, *usual, *further)

@@ -5,10 +5,10 @@ from torch.distributed import TCPStore
 
 def torchrun(command: list[str], processes: int) -> list[str]:
     """As `torchrun --nproc-per-node PROCESSES code/NAME.py ...`, where ``command`` starts a single
-    one.
+    one; torchrun forks its processes, which have loaded what it has.
     """
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    return [command[0], *launch, "--", *command[1:]]
+    return [command[0], *launch, "--start-method=fork", "--run-path", "--", *command[1:]]
 
 
 def agent(port: int, attempt: int) -> dict[str, str]:

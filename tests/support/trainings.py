@@ -1,5 +1,6 @@
 """Training runs: what they learnt, bit by bit, and what happens to them at a step of choice."""
 
+import functools
 import os
 import signal
 from collections.abc import Callable
@@ -9,12 +10,32 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
+from smoothadv.datasets import get_dataset
+from smoothadv.datasets.images import InMemoryImages
 from smoothadv.training.teacher import Teacher
 
 
+@functools.lru_cache(maxsize=4)
+def _read(file: Path, *version: int) -> dict[str, Any]:
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
 def read(folder: Path) -> dict[str, Any]:
-    """The checkpoint of a run folder, read the way a stranger would."""
-    return torch.load(folder / "checkpoint.pth.tar", map_location="cpu", weights_only=True)
+    """The checkpoint of a run folder, read the way a stranger would, and once until it is replaced:
+    who waits for one reads it often.
+    """
+    file = folder / "checkpoint.pth.tar"
+    return _read(file, file.stat().st_ino, file.stat().st_mtime_ns)
+
+
+def step_saved(folder: Path) -> tuple[int, int]:
+    """The epoch and the step of the checkpoint of a run, (0, 0) without one; a process may replace
+    it meanwhile.
+    """
+    if not (folder / "checkpoint.pth.tar").exists():
+        return 0, 0
+    content = read(folder)
+    return content["epoch"], content["step"]
 
 
 def same_state(one: Path, other: Path) -> bool:
@@ -51,6 +72,16 @@ def after_update(monkeypatch, number: int, act: Callable[[], None], kind=torch.o
 def send(number: signal.Signals = signal.SIGTERM) -> None:
     """A signal to this process, which it has received when this returns."""
     os.kill(os.getpid(), number)
+
+
+def train_on_few_images(monkeypatch, count: int) -> None:
+    """Let a dataset have its first ``count`` images."""
+
+    def few(*which) -> InMemoryImages:
+        whole = get_dataset(*which)
+        return InMemoryImages(whole.images[:count], whole.labels[:count], whole.description)
+
+    monkeypatch.setattr("smoothadv.training.setup.get_dataset", few)
 
 
 class KnownShares(Teacher):

@@ -497,25 +497,7 @@ def test_networks_that_look_at_their_mode_are_attacked_in_eval_mode_or_have_no_f
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        networks.BranchOnData,
-        networks.BranchOnShape,
-        networks.RangeOverShape,
-        networks.LengthOfBatch,
-        networks.Autocast,
-        # Their layers share weights, or compute them.
-        networks.FirstUsedTwice,
-        networks.NormsOfOne,
-        networks.NormOfTwo,
-        networks.TiedWeights,
-        networks.SpectralNorm,
-        networks.HookedLayer,
-        # torch.fx follows them, but not to where they go.
-        networks.BranchOnType,
-        networks.WeightReadTwice,
-        InsistsOnFloat32,
-    ],
+    "kind", [*networks.KEPT, networks.HookedLayer, *networks.MISLED, InsistsOnFloat32]
 )
 @pytest.mark.parametrize("has_entrance", [True, False])
 def test_networks_that_cannot_be_rewritten_have_no_form(kind, has_entrance):

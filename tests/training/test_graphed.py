@@ -125,7 +125,7 @@ class Both:
 
 
 def smoothadv(attack: str = "PGD", copies: int = 1, **of_attack) -> SmoothAdv:
-    return SmoothAdv(ATTACKS[attack](0.5, 3, **of_attack), SIGMA, copies, warmup=4)
+    return SmoothAdv(ATTACKS[attack](0.5, 2, **of_attack), SIGMA, copies, warmup=4)
 
 
 @pytest.mark.parametrize(
@@ -138,10 +138,14 @@ def smoothadv(attack: str = "PGD", copies: int = 1, **of_attack) -> SmoothAdv:
         (smoothadv("PGD", 2), {"processes": Two}, 5),
         (Gaussian(SIGMA), {}, 6),
         (OBJECTIVES["acr-weakness"](noise_sd=SIGMA, attack_from_epoch=2), {}, 5),
-        (OBJECTIVES["cat-rs"](noise_sd=SIGMA), {"micro": 4}, 6),
-        (OBJECTIVES["cat-rs"](noise_sd=SIGMA, noise_epsilon=0.7), {}, 6),
-        (OBJECTIVES["smoothmix"](noise_sd=SIGMA, warmup=6), {"micro": 4}, 6),
-        (OBJECTIVES["smoothmix"](noise_sd=SIGMA, warmup=6, one_step_adversary=True), {}, 6),
+        (OBJECTIVES["cat-rs"](noise_sd=SIGMA, noise_steps=2), {"micro": 4}, 6),
+        (OBJECTIVES["cat-rs"](noise_sd=SIGMA, noise_steps=2, noise_epsilon=0.7), {}, 6),
+        (OBJECTIVES["smoothmix"](noise_sd=SIGMA, warmup=6, mix_steps=2), {"micro": 4}, 6),
+        (
+            OBJECTIVES["smoothmix"](noise_sd=SIGMA, warmup=6, mix_steps=2, one_step_adversary=True),
+            {},
+            6,
+        ),
         (OBJECTIVES["distillation"](noise_sd=SIGMA, transfer=0.3), {}, 6),
         (OBJECTIVES["consistency"](noise_sd=SIGMA), {"kind": "adamw"}, 6),
     ],
@@ -226,11 +230,14 @@ class Averaging(nn.Module):
     ],
 )
 def test_updates_without_graphs_go_on(objective, how, change, reason, recorded_graphs):
-    """Nothing of what was tried remains, and it is told once."""
+    """Nothing of what was tried remains, and it is told once, of updates of two sizes, each tried
+    at its second one.
+    """
     recorded_graphs.configure_mock(**change)
     both = Both(objective, **how)
     with pytest.warns(DoubtfulWarning) as told:
-        assert both.differences(2 * UPDATES[1:]) == [] and not both.graphed.is_used
+        assert both.differences([*UPDATES[1:4], *2 * UPDATES[5:7]]) == []
+    assert not both.graphed.is_used
     (line,) = (str(each.message) for each in told)
     assert line.startswith("an update cannot be a CUDA graph") and reason in line
 

@@ -16,7 +16,10 @@ from support.optional import needs
 from support.trainings import after_update, send
 
 DIGITS = ("digits", "digits_resnet8")
-SHORT = ("--noise", 0.25, "--device", "cpu", "--steps-per-epoch", 2, "--evaluate-images", 20)
+SHORT = (
+    *("--noise", 0.25, "--device", "cpu", "--batch", 32),
+    *("--steps-per-epoch", 2, "--evaluate-images", 20),
+)
 Curves = dict[str, list[tuple[int, float]]]
 
 

