@@ -2,10 +2,12 @@
 the cores.
 """
 
+import functools
 import os
 import runpy
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,26 @@ def quick_disk() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_plugins() -> Iterator[None]:
+    """Every command asks all installed distributions for plug-ins, which are the same as long as
+    Python's path is.
+    """
+    asked = metadata.entry_points
+
+    @functools.cache
+    def found(path: tuple[str, ...], **wanted: str) -> metadata.EntryPoints:
+        return asked(**wanted)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            metadata,
+            "entry_points",
+            lambda **wanted: found(tuple(map(os.path.abspath, sys.path)), **wanted),
+        )
         yield
 
 

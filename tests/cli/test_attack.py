@@ -358,12 +358,13 @@ def test_less_memory_for_one_size_does_not_stand_in_the_way_of_the_next(
     sizes = ["--epsilon", 0.25, 0.5]
     with monkeypatch.context() as patch:
         allow_gradients_of(patch, 11, OUT_OF_MEMORY[0])
-        assert attack("out", *sizes, "--max", 5).code == 0
+        assert attack("out", *sizes, "--max", 3).code == 0
     manifests = [manifest_of(workplace / f"out/epsilon_{size}.tsv") for size in sizes[1:]]
     assert len({manifest["settings"]["attack_batch"] for manifest in manifests}) == 1
     assert manifests[0]["runs"][-1]["attack_batch"] < manifests[0]["settings"]["attack_batch"]
+    sizes += ["--max", 4]
     assert attack("out", *sizes).code == 0
-    assert attack("out", "--epsilon", 0.75, "--attack-batch", 6).code == 0
-    assert attack("out", "--epsilon", 0.25, 0.75, 0.5).code == 0, (
+    assert attack("out", *sizes, "--epsilon", 0.75, "--attack-batch", 6).code == 0
+    assert attack("out", *sizes, "--epsilon", 0.25, 0.75, 0.5).code == 0, (
         "finished with different ones, and nothing to do"
     )

@@ -159,8 +159,9 @@ def test_warnings_are_on_the_page(page):
 
 
 @pytest.fixture
-def text_of(analyze):
-    """The text of the page of some logs."""
+def text_of(analyze, monkeypatch):
+    """The text of the page of some logs, in which figures are empty."""
+    monkeypatch.setattr("smoothadv.analysis.report.as_element", lambda *_: "<svg></svg>")
 
     def make(*arguments: object) -> str:
         outcome = analyze("report", *arguments, "-o", "a.html")

@@ -19,11 +19,11 @@ WITHOUT_TRITON = "Triton is not installed: float32 votes"
 
 
 @pytest.fixture(scope="module")
-def interpreted(tmp_path_factory):
+def interpreted(warm, tmp_path_factory):
     """What ``support.interpreted_integers`` finds, in a process for each argument."""
     pytest.importorskip("triton", reason=WITHOUT_TRITON)
     folder = tmp_path_factory.mktemp("at")
-    return cache(partial(triton_kernels.interpreted, "interpreted_integers", folder))
+    return cache(partial(triton_kernels.interpreted, warm, "interpreted_integers", folder))
 
 
 def test_logits_are_those_of_the_definition_and_the_checks_of_voting_pass(interpreted):

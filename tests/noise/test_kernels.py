@@ -17,10 +17,11 @@ WITHOUT_TRITON = "Triton is not installed: torch alone draws the noise"
 
 
 @pytest.fixture(scope="module")
-def interpreted(tmp_path_factory):
+def interpreted(warm, tmp_path_factory):
     """What ``support.interpreted_kernels`` finds, in one process for all tests."""
     pytest.importorskip("triton", reason=WITHOUT_TRITON)
-    return triton_kernels.interpreted("interpreted_kernels", tmp_path_factory.mktemp("at"))
+    folder = tmp_path_factory.mktemp("at")
+    return triton_kernels.interpreted(warm, "interpreted_kernels", folder)
 
 
 def test_words_are_those_of_philox_and_a_wrong_multiplier_is_noticed(interpreted):

@@ -163,7 +163,7 @@ def test_controls_exceed_alpha():
     """The same sums find what is wrong: the stage chosen by the votes that estimate, rivals chosen
     after a look, and a stage that is left out.
     """
-    procedure = Cascade(Smoothing(1.0, 10, 150, ALPHA), sigmas=SIGMAS[2])
+    procedure = Cascade(Smoothing(1.0, 10, 105, ALPHA), sigmas=SIGMAS[2])
     radius, z0 = 0.25, quantile(0.7)
     first, second = at_edge(radius, 1.0, 0.7, False)[0], two_sided_edges(radius, 0.5)[0]
     of_first, of_last = (claims_of(procedure.bounds[stage, False]) for stage in (0, 1))
@@ -223,7 +223,7 @@ def test_linear_stages_have_nearly_their_true_radius(kind, margins):
     sigmas = SIGMAS[3]
     p, true = linear(margins, sigmas, 0.7)
     steps = {} if kind is Cascade else {"radii": tuple(np.arange(1, 40) / 40)}
-    n, least = (400_000, 1e-9) if kind is Cascade else (20_000, 0.05)
+    n, least = (400_000, 1e-9) if kind is Cascade else (15_000, 0.05)
     procedure = kind(Smoothing(1.0, 1000, n, 1e-4), sigmas=sigmas, **steps)
     found = repeated(procedure, p, 9)
     assert {each.prediction for each in found} == {0}
@@ -360,7 +360,7 @@ def test_controls_of_routers_exceed_alpha():
     """The same sums find a router that is left out, and a stage chosen by the votes that
     estimate.
     """
-    procedure = of_kind(Router, 150)
+    procedure = of_kind(Router, 105)
     stages = [claims_of(procedure.bounds[stage]) for stage in (0, 1)]
     sure = [0.999, 0.001, 0.0]
     assert exactly_false(stages[0], sure, 0.1) > ALPHA, "the router changes its choice at 0.1"

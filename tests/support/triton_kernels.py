@@ -11,22 +11,31 @@ from typing import Any
 
 import pytest
 
-from support.commands import CODE, run_process
+from support.warm import WarmProcesses
 
-_SUPPORT = Path(__file__).parent
+# Triton reads TRITON_INTERPRET when it is imported: what PyTorch has imported of it is forgotten.
+_IMPORTED_ANEW = """
+import runpy, sys
+for name in [*sys.modules]:
+    if name.split(".")[0] == "triton" and "_C" not in name.split("."):
+        del sys.modules[name]
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
-def interpreted(script: str, folder: Path, *words: str) -> dict[str, Any]:
+def interpreted(warm: WarmProcesses, script: str, folder: Path, *words: str) -> dict[str, Any]:
     """What a script beside this file finds with Triton's interpreter, in a process of its own;
     skips the test where it computes nothing.
     """
-    command = [sys.executable, str(_SUPPORT / f"{script}.py"), *words]
-    paths = f"{CODE}:{_SUPPORT.parent}"
-    done = run_process(command, folder, TRITON_INTERPRET="1", PYTHONPATH=paths)
-    assert done.returncode == 0, done.stderr
-    if not done.stdout:
+    path = Path(__file__).with_name(f"{script}.py")
+    command = [sys.executable, "-c", _IMPORTED_ANEW, str(path), *words]
+    process = warm.start(command, folder, TRITON_INTERPRET="1")
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    if not out:
         pytest.skip("the interpreter of this version of Triton stores nothing here")
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(out.splitlines()[-1])
 
 
 def compiled(kernel: Any, types: dict[str, str], constants: dict, arch: int, **options: Any) -> str:

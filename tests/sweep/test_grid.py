@@ -5,17 +5,20 @@ Each grid of this project can be planned here without its data, and its folders 
 """
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from smoothadv.analysis.facts import facts_of
-from smoothadv.sweep.grid import Grid, format_value, read_grid
+from smoothadv.sweep.grid import Grid, Model, format_value, read_grid
 from smoothadv.sweep.jobs import BLOCKED, WAITING, SweepJob, state_of
+from smoothadv.sweep.planning import CommandReader, plan_jobs
 from support.commands import CODE
 from support.refusals import refusal
-from support.sweeping import CERTIFY, grid_text, jobs_of, write_grid
+from support.sweeping import CERTIFY, CPU, grid_text, jobs_of, write_grid
 
 BOTH = {"dataset": "digits", "arch": "digits_resnet8"}
 
@@ -202,11 +205,37 @@ GRIDS = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory) -> dict[str, list[SweepJob]]:
-    """The jobs of each grid, planned once, in an empty folder."""
+def empty(tmp_path_factory) -> Iterator[None]:
+    """The working folder has nothing in it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("empty"))
-        return {name: jobs_of(path) for name, path in GRIDS.items()}
+        yield
+
+
+@pytest.fixture(scope="module")
+def jobs(empty) -> dict[str, list[SweepJob]]:
+    """The jobs of each grid, without their evaluations."""
+    alone = {name: replace(read_grid(path), evaluations=[]) for name, path in GRIDS.items()}
+    reader = CommandReader()
+    return {name: plan_jobs(grid, reader, CPU) for name, grid in alone.items()}
+
+
+def values(models: list[Model]) -> set[str]:
+    return {str(option) for model in models for option in model.options.items()}
+
+
+@pytest.fixture(scope="module")
+def evaluated(empty) -> dict[str, list[SweepJob]]:
+    """Jobs with their evaluations: of a large grid every 11th, in which all values of all options
+    occur.
+    """
+    reader, found = CommandReader(), {}
+    for name, path in GRIDS.items():
+        grid = read_grid(path)
+        some = grid.trained[:: 11 if len(grid.trained) > 50 else 1]
+        assert values(some) == values(grid.trained)
+        found[name] = plan_jobs(replace(grid, trained=some), reader, CPU)
+    return found
 
 
 def test_no_two_models_are_identical_or_in_one_place(jobs):
@@ -222,8 +251,8 @@ close = partial(pytest.approx, rel=5e-4)
 
 
 @pytest.mark.parametrize("name", GRIDS)
-def test_logs_tell_what_made_their_models(jobs, name):
-    for job in jobs[name]:
+def test_logs_tell_what_made_their_models(evaluated, name):
+    for job in evaluated[name]:
         recipe = job.training.expected.recipe
         objective, attack = recipe["objective"], recipe["objective"].get("attack") or {}
         expected = {key: recipe[key] for key in ("dataset", "arch")}
@@ -335,7 +364,7 @@ PAPER_SIZES = [64 / 255, 127 / 255, 255 / 255, 512 / 255]
 
 
 @pytest.mark.parametrize("name", [name for name in GRIDS if name.startswith("paper-cifar10")])
-def test_grids_of_the_paper_have_its_values(jobs, name):
+def test_grids_of_the_paper_have_its_values(jobs, evaluated, name):
     """Salman et al. (2019), appendix D: 150 epochs, and the values of sigma, epsilon, T and m."""
     for job in jobs[name]:
         recipe = job.training.expected.recipe
@@ -345,7 +374,7 @@ def test_grids_of_the_paper_have_its_values(jobs, name):
         assert any(math.isclose(attack["epsilon"], size, rel_tol=0.02) for size in PAPER_SIZES)
         assert attack["num_steps"] in (2, 4, 6, 8, 10)
     assert {job.training.expected.epochs for job in jobs[name]} == {150}
-    assert {stage.selection["skip"] for job in jobs[name] for stage in job.evaluations} == {20}
+    assert {stage.selection["skip"] for job in evaluated[name] for stage in job.evaluations} == {20}
 
 
 # The names of folders say what made the models in them, as the released names do.
