@@ -7,6 +7,7 @@ No other part of the package names an annex: without its folder, only what it ad
 """
 
 import difflib
+import functools
 import importlib
 import pkgutil
 import sys
@@ -129,6 +130,7 @@ images, sigma and a timestep, to the denoiser and what a log records of it.
 """
 
 
+@functools.cache
 def load_annexes() -> None:
     """Have all annexes register what they add."""
     for path in sorted(Path(__file__).parents[1].glob("*/plugin.py")):
