@@ -281,8 +281,14 @@ def test_a_torn_log_is_continued_and_shards_are_merged(kind, files, logs, workpl
     assert timeless(Path("all.tsv")) == timeless(log)[:4]
 
 
-@of_both
-@pytest.mark.parametrize("options", [["--method", "sequential"], ["--sound"]])
+@pytest.mark.parametrize(  # sound ones of a cascade: test_integers_are_stages
+    ("kind", "options"),
+    [
+        ("cascade", ["--method", "sequential"]),
+        ("router", ["--method", "sequential"]),
+        ("router", ["--sound"]),
+    ],
+)
 def test_logs_are_verified_by_new_draws(kind, files, workplace, options, capsys):
     certify = ["certify", "digits", files[kind], "stages", "log.tsv", *NUMBERS, "--max", 6]
     succeed(*certify, *options)
