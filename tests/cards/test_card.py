@@ -34,6 +34,12 @@ def honest(checkpoint, tmp_path_factory) -> Path:
     return log
 
 
+@pytest.fixture(scope="module")
+def written(honest) -> str:
+    """The card of this log, in JSON."""
+    return json.dumps(made(honest)[0])
+
+
 def made(*logs: Path, **options: object) -> list[dict]:
     return [card for _, card in CardSpec(logs=[*map(str, logs)], **options).made()]
 
@@ -237,8 +243,8 @@ def swapped(card: dict) -> None:
         (lambda card: card.update(sources=None), "sources.dataset was None"),
     ],
 )
-def test_card_of_another_log_is_refused_by_check(honest, workplace, capsys, forge, words):
-    (card,) = made(honest)
+def test_card_of_another_log_is_refused_by_check(honest, written, workplace, capsys, forge, words):
+    card = json.loads(written)
     forge(card)
     Path("a.json").write_text(json.dumps(card))
     assert forge is not swapped or read_card(Path("a.json"))
@@ -249,8 +255,8 @@ def test_card_of_another_log_is_refused_by_check(honest, workplace, capsys, forg
 @pytest.mark.parametrize(
     "change", [lambda packed: zlib.compress(zlib.decompress(packed), 1), lambda packed: packed[:-1]]
 )
-def test_only_the_radii_count_however_they_are_packed(honest, workplace, change):
-    (card,) = made(honest)
+def test_only_the_radii_count_however_they_are_packed(honest, written, workplace, change):
+    card = json.loads(written)
     card["radii"] = base64.b64encode(change(base64.b64decode(card["radii"]))).decode()
     Path("a.json").write_text(json.dumps(card))
     succeed("analyze", "card", honest, "--check", "a.json")
@@ -295,9 +301,9 @@ EDITS = [
 ]
 
 
-def test_board_takes_no_card_that_was_edited(honest, workplace):
-    (card,) = made(honest)
-    Path("a.json").write_text(json.dumps(card))
+def test_board_takes_no_card_that_was_edited(written, workplace):
+    card = json.loads(written)
+    Path("a.json").write_text(written)
     assert read_card(Path("a.json"))
     radii = radii_of(card)
     radii[np.flatnonzero(radii)[0]] += 40

@@ -51,7 +51,7 @@ def test_stability_starts_from_a_denoiser_and_counts_what_the_classifier_sees(
 ):
     train = ["train_denoiser", "digits", "digits_dncnn", "run", *SMALL, "--epochs", 1]
     train += ["--classifier", checkpoint, "--objective", "stability"]
-    train += ["--pretrained-model", denoiser]
+    train += ["--pretrained-model", denoiser, "--steps-per-epoch", 4]
     outcome = call(capsys, *train)
     assert outcome.code == 0 and f"starting from {denoiser} with all of its layers" in outcome.out
     assert f"certify.py digits {checkpoint}" in outcome.out.replace(
@@ -65,10 +65,10 @@ def test_stability_starts_from_a_denoiser_and_counts_what_the_classifier_sees(
 
 
 def test_stopped_training_ends_like_an_undisturbed_one(checkpoint, workplace, monkeypatch):
-    options = [*SMALL, "--steps-per-epoch", 5, "--evaluate-images", 20]
+    options = [*SMALL, "--batch", 16, "--steps-per-epoch", 3, "--evaluate-images", 20]
     options += ["--objective", "stability", "--classifier", checkpoint]
     with monkeypatch.context() as patch:
-        after_update(patch, 8, send, torch.optim.AdamW)
+        after_update(patch, 5, send, torch.optim.AdamW)
         stopped = [
             "digits",
             "digits_dncnn",
@@ -80,7 +80,7 @@ def test_stopped_training_ends_like_an_undisturbed_one(checkpoint, workplace, mo
             "--resume",
         ]
         assert smoothadv.cli.main(["train_denoiser", *map(str, stopped)]) == 143
-    assert (read(Path("stopped"))["epoch"], read(Path("stopped"))["step"]) == (1, 3)
+    assert (read(Path("stopped"))["epoch"], read(Path("stopped"))["step"]) == (1, 2)
     succeed("train_denoiser", *stopped)
     succeed("train_denoiser", "digits", "digits_dncnn", "whole", *options, "--epochs", 2)
     assert same_state(Path("stopped"), Path("whole"))
@@ -189,7 +189,7 @@ def test_what_does_not_fit_is_one_line_and_leaves_nothing(denoiser, checkpoint, 
     assert snapshot(workplace) == before
 
 
-FEW = ["--device", "cpu", "--N", 400, "--skip", 24]
+FEW = ["--device", "cpu", "--N", 200, "--skip", 32]
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,7 @@ def names(members, tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def certified(names, tmp_path_factory) -> dict[str, Path]:
-    """Certificates of 15 images by each mean."""
+    """Certificates of 12 images by each mean."""
     logs = {mean: tmp_path_factory.mktemp("certified") / f"{mean}.tsv" for mean in names}
     for mean, log in logs.items():
         sound = ["--sound"] if mean == "probabilities" else []
@@ -220,7 +220,7 @@ def test_certificates_of_an_ensemble_withstand_attacks(certified, names, mean, w
     """False alarms, whatever the members: 0.001 of all runs, as the command judges flips."""
     log = certified[mean]
     assert sum(float(row["radius"]) > 0 for row in rows(log)) > 5
-    few = "--device cpu --N 200 --num-steps 3 --num-noise-vec 4 --against".split()
+    few = "--device cpu --N 100 --num-steps 3 --num-noise-vec 4 --against".split()
     outcome = call(capsys, "attack", "digits", names[mean], SIGMA, "out", *few, log)
     assert outcome.code == 0, outcome
     assert all(float(row["attack_norm"]) > 0 for row in rows(Path("out/against.tsv"))), (

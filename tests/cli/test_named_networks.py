@@ -22,7 +22,7 @@ from support.named_networks import NAMES, save_folder, save_hf, save_onnx, small
 from support.optional import needs
 from support.trainings import after_update, read, same_state, send
 
-CHEAP = ("--N", 100, "--device", "cpu")
+CHEAP = ("--N", 40, "--device", "cpu")
 SMOKE = (
     "--noise",
     0.25,
@@ -282,7 +282,7 @@ def test_layers_of_timm_have_their_own_rates(place, capsys):
 def test_low_rank_changes_are_merged_and_trained_on(place, capsys):
     """A stopped run ends like another one; keys and all layers but the last stay as they were."""
     train = ("train", "digits", "timm:test_vit", "--noise", 0.25, "--device", "cpu")
-    train += ("--resize", 160, "--lora", 2, "--batch", 4, "--steps-per-epoch", 2)
+    train += ("--resize", 160, "--lora", 2, "--batch", 2, "--steps-per-epoch", 2)
     train += ("--evaluate-images", 2)
     with pytest.MonkeyPatch.context() as patch:
         after_update(patch, 3, send)
@@ -303,7 +303,7 @@ def test_low_rank_changes_are_merged_and_trained_on(place, capsys):
             assert part.any() and fifth < 1e-5, "of rank 2 before, and of rank 2 after"
     certify = ("certify", "digits", "whole2/checkpoint.pth.tar", 0.25, "log.tsv", *CHEAP)
     assert refused(call(capsys, *certify), "image_shape [1, 160, 160]", "--resize 160")
-    outcome = call(capsys, *certify, "--max", 1, "--resize", 160)
+    outcome = call(capsys, *certify, "--max", 1, "--N0", 10, "--resize", 160)
     assert outcome.code == 0 and "several sets" not in outcome.err
 
 
@@ -367,6 +367,10 @@ def test_denoiser_is_trained_for_a_network_that_knows_more_classes(place, capsys
         *CHEAP,
         "--denoiser",
         "run/checkpoint.pth.tar",
+        "--N0",
+        10,
+        "--max",
+        1,
     )
     assert (
         call(capsys, *certify).code == 0 and settings_of("log.tsv")["denoiser"]["arch"] == "dncnn"

@@ -34,7 +34,7 @@ def at(checkpoint, workplace, capsys, monkeypatch) -> Callable:
             return place
 
         monkeypatch.setattr(VoteCounter, "logits_digest", digest)
-        common = ["digits", checkpoint, 0.25, *options, "--N", 300, "--device", "cpu"]
+        common = ["digits", checkpoint, 0.25, *options, "--N", 60, "--device", "cpu"]
         return call(capsys, command, *common)
 
     return run

@@ -70,12 +70,12 @@ def test_log_goes_on_with_other_threads_and_batch(integers, workplace, capsys):
         done = call(capsys, "certify", "digits", integers, 0.25, log, *SOUND, *options)
         assert (done.code, done.err) == (0, "")
 
-    certify("whole.tsv", "--max", 9)
-    certify("log.tsv", "--max", 4)
-    certify("log.tsv", "--max", 9, threads=2)
+    certify("whole.tsv", "--max", 5)
+    certify("log.tsv", "--max", 2)
+    certify("log.tsv", "--max", 5, threads=2)
     assert timeless(workplace / "log.tsv") == timeless(workplace / "whole.tsv")
-    certify("shards.tsv", "--max", 9, "--shard", "0/2", "--batch", 7)
-    certify("shards.tsv", "--max", 9, "--shard", "1/2", "--batch", 64)
+    certify("shards.tsv", "--max", 5, "--shard", "0/2", "--batch", 7)
+    certify("shards.tsv", "--max", 5, "--shard", "1/2", "--batch", 64)
     succeed("certify", "merge", "shards.tsv")
     assert timeless(workplace / "shards.tsv") == timeless(workplace / "whole.tsv")
     of_machine = {
@@ -120,8 +120,8 @@ def test_other_commands_take_integers(checkpoint, integers, workplace, capsys):
     assert (l2_norms(archive(Path("attack/epsilon_0.5.tsv"))) > 0.1).any(), (
         "gradients pass through the rounding"
     )
-    succeed("certify", *positional, "log.tsv", *SOUND, "--max", 9)
-    succeed("certify", "digits", checkpoint, 0.25, "float.tsv", *SOUND, "--max", 9)
+    succeed("certify", *positional, "log.tsv", *SOUND, "--max", 4)
+    succeed("certify", "digits", checkpoint, 0.25, "float.tsv", *SOUND, "--max", 4)
     of_float = call(capsys, "attack", *positional, "attack", "--against", "float.tsv", *SMALL[:2])
     assert refused(of_float, "float.tsv certifies something else")
     small = ("--device", "cpu", "--N", 50, "--num-steps", 3, "--num-noise-vec", 2)
@@ -149,7 +149,7 @@ def test_other_commands_take_integers(checkpoint, integers, workplace, capsys):
         "skip": 40,
         "batch": 13,
     }
-    smoothadv.certify(integers, "digits", limit=9, log="function.tsv", **quick)
+    smoothadv.certify(integers, "digits", limit=4, log="function.tsv", **quick)
     assert timeless(Path("function.tsv")) == timeless(Path("log.tsv"))
 
 

@@ -12,8 +12,8 @@ from smoothadv.noise import GaussianNoise, NoiseKey
 from support.commands import settings_of
 
 StageFile = tuple[object, float]
-N, N0 = 600, 60
-NUMBERS = ["--N", N, "--N0", N0, "--skip", 12, "--device", "cpu"]
+N, N0 = 300, 60
+NUMBERS = ["--N", N, "--N0", N0, "--skip", 24, "--device", "cpu"]
 """Of the shared logs of stages."""
 
 
