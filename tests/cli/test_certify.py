@@ -355,6 +355,12 @@ def test_attacks_on_top_k_certificates_look_for_the_class_in_the_set(
     )
 
 
+def test_log_may_have_any_name(certify, workplace):
+    name = "deep/er/log.tar"
+    assert certify(name, "--max", 1).code == 0
+    assert header(workplace / name)[:6] == ["idx", "label", "predict", "radius", "correct", "time"]
+
+
 PLANTED = 8
 KINDS = {
     "integers": ("--sound", "--method", "two-sided"),
