@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import pytest
 
 from support.commands import CODE, ENVIRONMENT, finding
 from support.patience import HANG_SECONDS
+from support.torchrun import agent, store_of_agent
 
 # Reads what to run and forks a process that forks it, prints its id at once and writes its exit
 # code to a file.
@@ -127,12 +127,13 @@ class WarmProcesses:
     def workers(
         self, count: int, command: list[str], cwd: Path, **environment: str
     ) -> Iterator[list[WarmProcess]]:
-        """The processes that ``torchrun --nproc-per-node COUNT`` starts, without torchrun; killed
-        in the end.
+        """The processes that ``torchrun --nproc-per-node COUNT`` starts, without torchrun but with
+        its store; killed in the end.
         """
+        store = store_of_agent()
         places = {
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),
+            **agent(store.port, 0),
             **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count)),
             "TORCHELASTIC_RUN_ID": "warm",
             **environment,
@@ -218,9 +219,3 @@ def patch_stages(warm: WarmProcesses, patch: pytest.MonkeyPatch) -> None:
         return warm.start(stage, cwd, Path(stdout.name).absolute(), **env)
 
     patch.setattr(sweep_jobs, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
