@@ -564,14 +564,19 @@ def place(checkpoint, tmp_path_factory) -> Path:
     return place
 
 
+@pytest.fixture(scope="module")
+def before(place) -> dict[str, bytes | None]:
+    """All files there, which no bad command changes."""
+    return snapshot(place)
+
+
 @pytest.mark.parametrize(
     ("command", "code", "words"), [pytest.param(*case, id=" ".join(case[0])) for case in CASES]
 )
 def test_bad_input_gets_one_line_and_leaves_nothing(
-    command, code, words, place, monkeypatch, capsys
+    command, code, words, place, before, monkeypatch, capsys
 ):
     monkeypatch.chdir(place)
-    before = snapshot(place)
     outcome = call(capsys, *command)
     assert snapshot(place) == before
     assert refused(outcome, *words, code=code) and outcome.out == "", outcome
