@@ -502,7 +502,7 @@ def test_fields_of_stages_that_claim_too_much_are_refused(script, logs, name, tm
     settings = settings_of(logs[name])
     changes = [
         (number, row, changed)
-        for number, row in [*enumerate(rows(logs[name]))][::3]
+        for number, row in [*enumerate(rows(logs[name]))][::2]
         for changed in claiming_more(row, settings)
     ]
     assert len(changes) > 30

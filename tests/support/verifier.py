@@ -38,16 +38,24 @@ def script() -> ModuleType:
 
     module.boundaries = boundaries
     module.noise_distance = functools.cache(module.noise_distance)
-    judged = functools.cache(
-        lambda procedure, row, fault=module.Procedure.fault: fault(procedure, dict(row))
-    )
-    module.Procedure.fault = lambda procedure, row: judged(procedure, tuple(row.items()))
-    procedure = functools.cache(lambda *texts, make=module.Procedure: make(*map(json.loads, texts)))
-    make = module.Procedure
-    module.Procedure = lambda *content: (
-        procedure(*map(json.dumps, content)) if len(content) == 2 else make(*content)
-    )
+    for name in ("Procedure", "CascadeProcedure", "RouterProcedure"):
+        remember(module, name)
     return module
+
+
+def remember(module: ModuleType, name: str) -> None:
+    """Let a class of the script be made once of equal settings and runs, and judge equal rows
+    once.
+    """
+    kind = getattr(module, name)
+    judged = functools.cache(lambda procedure, row, fault=kind.fault: fault(procedure, dict(row)))
+    made = functools.cache(lambda *texts: kind(*map(json.loads, texts)))
+    kind.fault = lambda procedure, row: judged(procedure, tuple(row.items()))
+    setattr(
+        module,
+        name,
+        lambda *content: made(*map(json.dumps, content)) if len(content) == 2 else kind(*content),
+    )
 
 
 def verdict(script: ModuleType, log: Path, capsys: pytest.CaptureFixture) -> tuple[bool, str]:
