@@ -87,6 +87,9 @@ class ArraySpec(Checked):
     )
 
 
+_COMPILER = "torch._inductor.config"  # it takes a second to load
+
+
 @contextmanager
 def torch_settings_kept() -> Iterator[None]:
     """Within this context or function, tensors are float32 on the CPU by default, without autocast,
@@ -97,6 +100,7 @@ def torch_settings_kept() -> Iterator[None]:
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     cudnn_settings, threads = (cudnn.benchmark, cudnn.deterministic), torch.get_num_threads()
     tf32 = allows_tf32()
+    chosen = getattr(sys.modules.get(_COMPILER), "deterministic", False)
     dtype, is_elsewhere = torch.get_default_dtype(), torch.get_default_device().type != "cpu"
     torch.set_default_dtype(torch.float32)
     try:
@@ -110,6 +114,8 @@ def torch_settings_kept() -> Iterator[None]:
     finally:
         torch.set_default_dtype(dtype)
         torch.set_deterministic_debug_mode(deterministic)
+        if hasattr(compiler := sys.modules.get(_COMPILER), "deterministic"):
+            compiler.deterministic = chosen  # type: ignore[union-attr]
         torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
         cudnn.benchmark, cudnn.deterministic = cudnn_settings
         if allows_tf32() != tf32:

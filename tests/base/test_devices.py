@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import smoothadv
+from smoothadv.api import torch_settings_kept
 from smoothadv.architectures import get_architecture
 from smoothadv.architectures.logits import probe
 from smoothadv.base.devices import (
@@ -145,6 +146,15 @@ def test_logs_of_gpus_record_whether_float32_was_rounded(monkeypatch, checkpoint
     settings = setup._settings(made.spec, "", made.voters, made.dataset, made.indices, gpu)
     recorded = (settings["device"], settings.get("tf32"))
     assert recorded == ("NVIDIA H200", None if precision == "bf16" else False)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_functions_leave_the_compiler_as_it_was(before, monkeypatch):
+    inductor = pytest.importorskip("torch._inductor.config", reason="PyTorch has no compiler")
+    monkeypatch.setattr(inductor, "deterministic", before, raising=False)
+    with torch_settings_kept():
+        inductor.deterministic = not before
+    assert inductor.deterministic is before
 
 
 @pytest.mark.parametrize("sound", [False, True])
