@@ -33,7 +33,6 @@ _KEEPALIVE = {
     "RAY_grpc_client_keepalive_time_ms": "60000",
     "RAY_grpc_client_keepalive_timeout_ms": "30000",
 }
-_QUIET = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
 
 
 def _host_and_port(text: str) -> str:
@@ -154,7 +153,13 @@ def _connected(
         contextlib.redirect_stdout(log),
     ):
         try:
-            ray.init(**where, **_QUIET, runtime_env={"env_vars": variables})
+            ray.init(
+                **where,
+                log_to_driver=False,
+                logging_level="ERROR",
+                configure_logging=False,
+                runtime_env={"env_vars": variables},
+            )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UserError(
                 f"Ray at {address or 'this machine'} cannot be used: {first_line(error)}"
