@@ -134,8 +134,12 @@ class ScoreLog:
         classes), size and covered.
         """
         least, tested = self.threshold(radius, alpha), self.table.calibration == 0
-        found = [tuple(np.flatnonzero(row >= least).tolist()) for row in self.scores[tested]]
         rows = self.table.loc[tested, ["idx", "label"]].reset_index(drop=True)
-        covered = [label in classes for label, classes in zip(rows.label, found)]
-        sizes = [*map(len, found)]
-        return rows.assign(radius=radius, threshold=least, set=found, size=sizes, covered=covered)
+        reached = self.scores[tested] >= least
+        return rows.assign(
+            radius=radius,
+            threshold=least,
+            set=[tuple(np.flatnonzero(row).tolist()) for row in reached],
+            size=reached.sum(1),
+            covered=reached[rows.index, rows.label],
+        )
