@@ -191,7 +191,7 @@ def facts_of(kind: str, path: Path, stated: Mapping[str, Value]) -> Facts:
             raise UserError(f"{path} is left in doubt: its manifest states no {missing[0]}")
         read = _certification_facts if is_certification else _prediction_facts
         denoiser = settings.get(DENOISER, {})
-        name = f"{denoiser.get('arch')} {str(denoiser.get('sha256'))[:6]}"
+        network = f"{denoiser.get('arch')} {str(denoiser.get('sha256'))[:6]}"
         own = "dataset", "split", "arch", "sigma", "threshold", "N", "alpha"
         enter(
             {
@@ -199,7 +199,7 @@ def facts_of(kind: str, path: Path, stated: Mapping[str, Value]) -> Facts:
                 IMAGE_SET: settings.get(IMAGE_SET, {}).get("named"),
                 **{name: settings.get(name) for name in own},
                 **read(settings),
-                "denoiser": name if denoiser else None,
+                "denoiser": network if denoiser else None,
             },
             "manifest",
         )
