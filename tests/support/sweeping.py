@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from smoothadv.base.files import write_text
 from smoothadv.models.name import Members
 from smoothadv.records.logs import (
     ATTACK_COLUMNS,
@@ -102,8 +103,9 @@ def fake(stage: Stage, epochs: int | None = None, certified: int = IMAGES) -> No
         (stage.folder / "log.txt").write_text(log)
         stage.checkpoint.write_text(json.dumps(recipe))
         return
-    stage.prepare()
     paths, mean = stage.classifier.paths, stage.classifier.mean
+    if mean:
+        write_text(stage.classifier.name, stage.classifier.described())
     digests, recipes = map(digest, paths), [json.loads(path.read_text()) for path in paths]
     made = {
         "checkpoint_sha256": {mean: list(digests)} if mean else next(digests),

@@ -274,7 +274,7 @@ def test_two_grids_of_one_folder_are_refused(workplace, capsys, kind):
     for name in ("one", "two"):
         write_grid(Path(f"{name}.toml"), {"noise": [0.25]}, **{kind: f"{kind}/shared"})
     outcome = call(capsys, "sweep", "run", "one.toml", "two.toml")
-    assert refused(outcome, "one.toml and two.toml have the same folder of", f"{kind}/shared")
+    assert refused(outcome, "two.toml: two grids", f"would write {kind}/shared", "one.toml: name")
     assert {path.name for path in workplace.iterdir()} == {"one.toml", "two.toml"}
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import permutations
+from itertools import chain, permutations, product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,8 +28,8 @@ from smoothadv.analysis.table_formats import (
 from smoothadv.analysis.tables import attack_radius, model_of
 from smoothadv.base.errors import UserError, counted, warn
 from smoothadv.base.settings import (
+    a_threshold,
     any_seed,
-    number,
     positive_int,
     probability,
     refuse_any,
@@ -40,10 +40,6 @@ from smoothadv.records.readers import DataFrame
 from smoothadv.statistics import ABSTAIN, COUNT_COLUMNS
 from smoothadv.statistics.bounds import binomial_interval, tolerated_false_statements
 from smoothadv.statistics.on_grid import LABEL_AWARE
-
-_RESAMPLES = 4_000
-_FALSE_ALARM = 0.001
-_ROUNDING = 1e-6  # relative, of a float32 norm
 
 
 @ANALYSES.register("compare")
@@ -138,7 +134,7 @@ class Comparison(AtRadii, Analysis):
         return stats.bootstrap(
             (values,),
             np.mean,
-            n_resamples=_RESAMPLES,
+            n_resamples=4_000,
             batch=max(1, 20_000_000 // len(values)),
             confidence_level=self.confidence,
             method="percentile",
@@ -204,7 +200,7 @@ class Gap(Analysis):
     )
 
     def __call__(self, logs: Logs) -> Table:
-        attacks = [log for log in logs.prediction if attack_radius(log) > 0]
+        attacks = sorted(filter(attack_radius, logs.prediction), key=attack_radius)
         if not logs.certification or not attacks:
             raise UserError(
                 "gap needs a certification log and prediction logs under attack, of the same model"
@@ -218,7 +214,6 @@ class Gap(Analysis):
             Column("abstention_rate", "abstained", "fraction"),
             *columns_of("count", contradictions="contradictions", tolerated="tolerated"),
         ]
-        attacks = sorted(attacks, key=attack_radius)
         rows = [self._row(log, certificates_for(log, logs.certification)) for log in attacks]
         return Table(columns, rows)
 
@@ -232,7 +227,7 @@ class Gap(Analysis):
             *(attacked.label, radius, len(pairs), certified_accuracy),
             Annotated(hits / len(pairs), interval=interval),
             *(float(pairs.predict_second.eq(ABSTAIN).mean()), contradictions(pairs, radius)),
-            tolerated_false_statements(len(pairs), alphas, _FALSE_ALARM),
+            tolerated_false_statements(len(pairs), alphas, false_alarm=0.001),
         ]
 
 
@@ -248,7 +243,8 @@ def contradictions(pairs: DataFrame, epsilon: float) -> int:
     wrong.
     """
     norm = pairs.attack_norm if "attack_norm" in pairs else epsilon
-    claimed = pairs.predict_first.ge(0) & pairs.radius.gt(norm * (1 + _ROUNDING))
+    # 1e-6 is what a float32 norm is rounded by.
+    claimed = pairs.predict_first.ge(0) & pairs.radius.gt(norm * (1 + 1e-6))
     found = pairs[numbered(pairs.columns, CLASS) or ["predict_second"]]
     contradicted = (
         claimed & pairs.predict_second.ge(0) & found.ne(pairs.predict_first, axis=0).all(axis=1)
@@ -283,7 +279,6 @@ def certificates_for(attacked: Log, certified: Sequence[Log]) -> Log:
     return same[0]
 
 
-_THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 _MOST_LOGS = 5
 
 
@@ -300,9 +295,7 @@ class CascadeEstimate(AtRadii, Analysis):
     # Rivals are taken as 1 - p_A where an image's class is that of the cascade, as p_A elsewhere.
     # p_A is bounded by the counts in a log, or is Phi(radius / sigma) without them.
     thresholds: Sequence[float] = setting(
-        _THRESHOLDS,
-        parse=number(float, "a probability from 0.5 to 0.999", lambda v: 0.5 <= v <= 0.999),
-        help="thresholds p0 to try",
+        (0.5, 0.6, 0.7, 0.8, 0.9), parse=a_threshold, help="thresholds p0 to try"
     )
     choose_on: int | None = setting(
         None,
@@ -342,14 +335,12 @@ class CascadeEstimate(AtRadii, Analysis):
         ]
         titles = [log.title or log.name for log in part]
         found: list[tuple[float, list[Cell]]] = []
-        for size in range(2, len(part) + 1):
-            for order in permutations(range(len(part)), size):
-                name = " > ".join(titles[place] for place in order)
-                stages = [of_logs[place] for place in order]
-                for threshold in self.thresholds:
-                    radius = estimated_radii(stages, threshold, labels)
-                    promise = float(np.maximum(radius[chooses], 0).mean())
-                    found.append((promise, row(name, float(threshold), radius)))
+        orders = [permutations(range(len(part)), size) for size in range(2, len(part) + 1)]
+        for order, threshold in product(chain(*orders), self.thresholds):
+            name = " > ".join(titles[place] for place in order)
+            radius = estimated_radii([of_logs[place] for place in order], threshold, labels)
+            promise = float(np.maximum(radius[chooses], 0).mean())
+            found.append((promise, row(name, float(threshold), radius)))
         alone = [np.where(at.predict == labels, at.radius, -1.0) for at in rows]
         singles = [
             *(row(title, None, radius) for title, radius in zip(titles, alone)),

@@ -59,7 +59,6 @@ FIELDS = {
 """Name and title of every hyper-parameter. In a certification log attack, epsilon, num_steps and
 num_noise_vec are those of the training; in a prediction log, those of the attack on its images.
 ``stages`` are the sigmas of a cascade, or of a router, whose own comes last."""
-_SETTINGS = ("dataset", "split", "arch", "sigma", "threshold", "N", "alpha")
 _PLACES = {
     "objective.name": "objective",
     "objective.noise_sd": "noise",
@@ -190,20 +189,20 @@ def facts_of(kind: str, path: Path, stated: Mapping[str, Value]) -> Facts:
         settings = facts.settings
         if missing := [name for name in ("sigma", "N", "alpha") if name not in settings]:
             raise UserError(f"{path} is left in doubt: its manifest states no {missing[0]}")
-        stages = " > ".join(f"{sigma:g}" for sigma in settings.get("sigmas", ()))
+        read = _certification_facts if is_certification else _prediction_facts
+        denoiser = settings.get(DENOISER, {})
+        network = f"{denoiser.get('arch')} {str(denoiser.get('sha256'))[:6]}"
+        own = "dataset", "split", "arch", "sigma", "threshold", "N", "alpha"
         enter(
             {
-                "stages": stages,
+                "stages": " > ".join(f"{sigma:g}" for sigma in settings.get("sigmas", ())),
                 IMAGE_SET: settings.get(IMAGE_SET, {}).get("named"),
-                **{name: settings.get(name) for name in _SETTINGS},
+                **{name: settings.get(name) for name in own},
+                **read(settings),
+                "denoiser": network if denoiser else None,
             },
             "manifest",
         )
-        read = _certification_facts if is_certification else _prediction_facts
-        enter(read(settings), "manifest")
-        if denoiser := settings.get(DENOISER):
-            name = f"{denoiser.get('arch')} {str(denoiser.get('sha256'))[:6]}"
-            enter({"denoiser": name}, "manifest")
         return facts
     path = Path(_HOME.sub("", path.as_posix()))  # the name of a user is none of a method
     enter({"dataset": _corrupted_dataset(path)}, "path")

@@ -379,11 +379,9 @@ def _compared(log: Log) -> tuple[object, ...]:
 
 def _without(log: Log, others: Sequence[Log]) -> Log:
     """The log without the images of the others, unless theirs are known to be of other data."""
-    table = log.table
-    for other in others:
-        if not differ(log, other, "split", "dataset_fingerprint"):
-            table = table[~table["idx"].isin(other.table["idx"])]
-    return replace(log, table=table)
+    alike = [other for other in others if not differ(log, other, "split", "dataset_fingerprint")]
+    seen = {idx for other in alike for idx in other.table["idx"]}
+    return replace(log, table=log.table[~log.table["idx"].isin(seen)])
 
 
 _ACCURACY, _ABSTENTION = _SHOWN = ("empirical_accuracy", "abstention_rate")

@@ -29,7 +29,6 @@ from smoothadv.sets.coverage import (
 _NEEDED = ("calibration", "seed", "alpha", "radii", "sigma", "num_classes", "noise", "N")
 _ROUNDED = 1e-6  # what the digits in the log may add to the sum
 _MOST_IMAGES = 10**9
-_MOST_DRAWS = 4 * 10**9  # as --N
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class ScoreLog:
         faults = {
             "other noise, or another number of draws, than sets have": (
                 settings["noise"] != "GaussianNoise"
-                or not (1 < settings["N"] <= _MOST_DRAWS if is_counted else settings["N"] == 1)
+                or not (1 < settings["N"] <= 4 * 10**9 if is_counted else settings["N"] == 1)
                 or not others.isdisjoint(settings)
             ),
             "no radii": not settings["radii"],
@@ -134,8 +133,12 @@ class ScoreLog:
         classes), size and covered.
         """
         least, tested = self.threshold(radius, alpha), self.table.calibration == 0
-        found = [tuple(np.flatnonzero(row >= least).tolist()) for row in self.scores[tested]]
         rows = self.table.loc[tested, ["idx", "label"]].reset_index(drop=True)
-        covered = [label in classes for label, classes in zip(rows.label, found)]
-        sizes = [*map(len, found)]
-        return rows.assign(radius=radius, threshold=least, set=found, size=sizes, covered=covered)
+        reached = self.scores[tested] >= least
+        return rows.assign(
+            radius=radius,
+            threshold=least,
+            set=[tuple(np.flatnonzero(row).tolist()) for row in reached],
+            size=reached.sum(1),
+            covered=reached[rows.index, rows.label],
+        )

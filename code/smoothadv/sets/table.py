@@ -28,7 +28,6 @@ _LATE = (
 )
 _FIGURES = {".png": b"\x89PNG\r\n", ".pdf": b"%PDF-", ".svg": b"<?xml"}
 _TABLES = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}
-_STARTS = b"| log", b"\\begin{tabular}", b"log,", b'[\n  {\n    "log"'
 
 
 def _file(text: str) -> Path:
@@ -128,8 +127,9 @@ class SetsTable(Checked):
 
     def write(self) -> Iterator[str]:
         """Write the table or the figure; yields what was done, or the table if no file is named."""
+        starts = b"| log", b"\\begin{tabular}", b"log,", b'[\n  {\n    "log"'
         for path in self.output:
-            refuse_to_replace(path, "table or figure", *_FIGURES.values(), *_STARTS)
+            refuse_to_replace(path, "table or figure", *_FIGURES.values(), *starts)
             ending = path.suffix.lower()
             if ending in _FIGURES:
                 write_atomically(path, partial(save, self.figure(), kind=ending[1:]))

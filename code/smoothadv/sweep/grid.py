@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
@@ -175,15 +176,25 @@ def read_grid(path: Path, most_models: int = MOST_MODELS) -> Grid:
 def read_grids(paths: Sequence[Path], most_models: int = MOST_MODELS) -> list[Grid]:
     """The grids in files, as ``read_grid``; UserError if two have the same folder."""
     grids = [read_grid(path, most_models) for path in paths]
-    for first, second in itertools.combinations(grids, 2):
-        for kind in ("models", "logs"):
-            folder = getattr(second, kind)
-            if getattr(first, kind).resolve() == folder.resolve():
-                raise UserError(
-                    f"{first.path} and {second.path} have the same folder of {kind}, {folder}: "
-                    "name another in one of them"
-                )
+    for kind in ("models", "logs"):
+        folders = ((getattr(grid, kind).resolve(), grid.path) for grid in grids)
+        refuse_shared(f"grids ({kind})", folders, "name another folder in one of them")
     return grids
+
+
+def refuse_shared(what: str, places: Iterable[tuple[str | Path, str | Path]], advice: str) -> None:
+    """UserError if two of ``places`` are the same: each is where something is written, and who says
+    so.
+    """
+    sources: dict[str, str | Path] = {}
+    for place, source in places:
+        shown = os.path.relpath(place)
+        if shown in sources:
+            raise UserError(
+                f"{source}: two {what} would write {shown}, the other is of {sources[shown]}: "
+                f"{advice}"
+            )
+        sources[shown] = source
 
 
 def _check_keys(path: Path, content: Options) -> None:

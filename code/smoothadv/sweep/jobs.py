@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smoothadv.base.errors import UserError, counted, warn
-from smoothadv.base.files import lock, make_folder, read_json, write_json
+from smoothadv.base.files import lock, make_folder, read_json, write_json, write_text
 from smoothadv.base.provenance import without_secrets
 from smoothadv.models.name import Members
 from smoothadv.sweep.grid import EvaluationTable, Model
@@ -35,13 +35,9 @@ from smoothadv.sweep.stages import (
     unmet_need,
 )
 
-_LOOK_SECONDS = 0.5
-PACKAGE_ROOT = Path(__file__).parents[2]
-_POLL_SECONDS = 0.1
 # How long to wait for another attempt at the job: one whose machine may be lost, or a stage that
 # saves after its sweep was killed.
 _PATIENCE_SECONDS = 90.0
-_LAST_BYTES = 4096
 _REQUESTS = {
     getattr(signal, name, None)
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGXCPU")
@@ -111,7 +107,7 @@ class JobRecord:
                     lock(file, self._lock)
                     break
                 except UserError:
-                    if time.monotonic() >= end or stop.wait(_LOOK_SECONDS):
+                    if time.monotonic() >= end or stop.wait(timeout=0.5):
                         raise BusyError(
                             f"{self.folder} is being worked on by {self.holder()}"
                         ) from None
@@ -196,10 +192,8 @@ def state_of(job: SweepJob, lacking: Callable[[Sequence[str]], str] = lambda wor
     if content.get("state") == FAILED:
         words = content.get("stage"), content.get("line") or "no word"
         return JobState(FAILED, ": ".join(filter(None, words)))
-    for path in (path for stage, _ in unfinished for path in stage.needs):
-        if reason := unmet_need(path):
-            return JobState(BLOCKED, reason)
-    if reason := lacking(stage.words):
+    unmet = (unmet_need(path) for one, _ in unfinished for path in one.needs)
+    if reason := next(filter(None, unmet), "") or lacking(stage.words):
         return JobState(BLOCKED, reason)
     if content.get("state") == "queued":
         return JobState(WAITING, f"queued as {content.get('id')}")
@@ -263,14 +257,13 @@ def _execute(
     for stage in job.stages:
         if stage.progress().is_complete:
             continue
-        for path in stage.needs:
-            if reason := unmet_need(path):
-                return BLOCKED, {"stage": stage.title, "line": reason}
+        if reason := next(filter(None, map(unmet_need, stage.needs)), ""):
+            return BLOCKED, {"stage": stage.title, "line": reason}
         if stop.is_set():
             return STOPPED, {"stage": stage.title, "line": ""}
         job.record.write(RUNNING, stage=stage.title, **origin)
-        if isinstance(stage, EvaluationStage):
-            stage.prepare()
+        if isinstance(stage, EvaluationStage) and stage.classifier.mean:
+            write_text(stage.classifier.name, stage.classifier.described())
         code = _run(job, stage, environment, stop, lock)
         if code != 0:
             line = last_line(job.record.log)
@@ -319,7 +312,7 @@ def _run(
         try:
             while not stop.is_set():
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    return process.wait(_POLL_SECONDS)
+                    return process.wait(timeout=0.1)
         finally:  # an interruption, too: the stage must not continue alone
             if process.poll() is None:
                 process.terminate()
@@ -329,7 +322,7 @@ def _run(
 
 def stage_environment(job: SweepJob) -> dict[str, str]:
     """The environment variables that every stage of a job gets, wherever it runs."""
-    paths = [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
     return variables if job.threads is None else {**variables, "OMP_NUM_THREADS": str(job.threads)}
 
@@ -337,6 +330,6 @@ def stage_environment(job: SweepJob) -> dict[str, str]:
 def last_line(log: Path) -> str:
     """The last line of a log that is not blank; "" if there is none."""
     with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _LAST_BYTES))
+        file.seek(max(0, log.stat().st_size - 4096))
         lines = file.read().decode(errors="replace").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -45,6 +45,7 @@ from smoothadv.sweep.grid import (
     fill_placeholders,
     format_decimal,
     format_value,
+    refuse_shared,
 )
 from smoothadv.sweep.jobs import SweepJob
 from smoothadv.sweep.stages import (
@@ -222,7 +223,7 @@ def plan_jobs(
     planner = _Planner(grid, commands, words)
     jobs = [planner.model(model) for model in grid.trained]
     jobs += [job for table in grid.ensembles for job in planner.ensembles(table, jobs)]
-    _refuse_shared("models", ((job.name, job.model.source) for job in jobs), "write two grids")
+    refuse_shared("models", ((job.name, job.model.source) for job in jobs), "write two grids")
     # All evaluations are read first, as if all models were the best: an error must not wait for the
     # logs that choose them.
     tables: dict[str, Evaluations] = {
@@ -234,12 +235,12 @@ def plan_jobs(
         for table in grid.evaluations
     }
     logs = (
-        (os.path.relpath(log), source)
+        (log, source)
         for source, evaluations in tables.items()
         for stage in itertools.chain(*evaluations.values())
         for log in stage.logs
     )
-    _refuse_shared("tables", logs, "give one a 'name'")
+    refuse_shared("tables", logs, "give one a 'name'")
     for table in grid.evaluations:
         jobs = _with_evaluations(jobs, table, tables)
     return jobs
@@ -290,20 +291,6 @@ def _best_models(jobs: Sequence[SweepJob], chosen_by: Evaluations) -> Collection
     radii, groups = default.chosen_radii(logs), groups_of(logs, []).values()
     selected = [best for group in groups for best in default.select(group, radii)]
     return {names[log.path] for log, accuracy in selected if accuracy > 0}
-
-
-def _refuse_shared(what: str, places: Iterable[tuple[str, str]], advice: str) -> None:
-    """UserError if two of ``places`` are the same: each is where something is written, and who says
-    so.
-    """
-    sources: dict[str, str] = {}
-    for place, source in places:
-        if place in sources:
-            raise UserError(
-                f"{source}: two {what} would write {place}, the other is of {sources[place]}: "
-                f"{advice}"
-            )
-        sources[place] = source
 
 
 def _unnamed_options(model: Model) -> list[tuple[str, Any]]:

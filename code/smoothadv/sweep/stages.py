@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from smoothadv.base.errors import UserError, counted
-from smoothadv.base.files import file_digest, read_json, write_text
+from smoothadv.base.files import file_digest
 from smoothadv.base.registry import diffusion_model
 from smoothadv.base.settings import refuse_any
 from smoothadv.models.name import Members, is_on_hub
@@ -88,19 +88,15 @@ class TrainingStage:
 
     def progress(self) -> StageProgress:
         epochs = self.expected.epochs
-        nothing = StageProgress(0, epochs, "epoch")
-        if not self.checkpoint.exists():
-            return nothing
+        recipe = records.training_record(self.folder)["recipe"]
+        if not (self.checkpoint.exists() and recipe):
+            # The command itself decides whether it can continue a run without a recipe.
+            return StageProgress(0, epochs, "epoch")
         files = self.expected.digests.items()
         known = {field: digest(path) for field, path in files if path.exists()}
         wanted = {"optimizer": None, **self.expected.recipe, **known}
-        try:
-            difference = _difference(read_json(self.folder / records.ARGUMENTS)["recipe"], wanted)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            # The command itself decides whether it can continue this run.
-            return nothing
         done, conflict = len(_rows(*self.logs)), ""
-        if difference:
+        if difference := _difference(recipe, wanted):
             done, conflict = 0, f"another recipe: {difference}"
         elif done > epochs:
             conflict = f"{counted(done, 'epoch')}, more than the {epochs} asked for"
@@ -144,11 +140,6 @@ class EvaluationStage:
         if denoiser is None or is_on_hub(denoiser) or diffusion_model(denoiser) is not None:
             return members
         return (*members, Path(denoiser).absolute())
-
-    def prepare(self) -> None:
-        """Write the file that describes the classifier if it is an ensemble."""
-        if self.classifier.mean:
-            write_text(self.classifier.name, self.classifier.described())
 
     def progress(self) -> StageProgress:
         parts = list(map(self._progress_of_log, self.logs, self.settings))
@@ -232,10 +223,8 @@ def _last_epochs(folder: Path) -> int | None:
     """The epochs that the last run of a training in ``folder`` was to reach; None where no record
     says so.
     """
-    try:
-        epochs = read_json(folder / records.ARGUMENTS)["runs"][-1]["epochs"]
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
-        return None
+    runs = records.training_record(folder)["runs"] or [{}]
+    epochs = runs[-1].get("epochs")
     return epochs if isinstance(epochs, int) else None
 
 

@@ -21,19 +21,15 @@ from smoothadv.base.settings import SettingError, non_negative_int, setting
 from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, SweepContext, wait_for_jobs
 from smoothadv.sweep.jobs import FAILED, STOPPED, SweepJob, execute, stage_environment
 
-_KNOCK_SECONDS = 5.0
 # After this time without an answer the head counts as lost. Ray itself would end this process after
 # 60 s, without an exception.
 _HEAD_GONE_SECONDS = 20.0
-# How long to wait for jobs that were asked to stop: a training finishes its update and saves.
-_GRACE_SECONDS = 120.0
 # These notice a machine that does not answer any more; with Ray's defaults, 300 s and 120 s,
 # minutes would be lost.
 _KEEPALIVE = {
     "RAY_grpc_client_keepalive_time_ms": "60000",
     "RAY_grpc_client_keepalive_timeout_ms": "30000",
 }
-_QUIET = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
 
 
 def _host_and_port(text: str) -> str:
@@ -121,15 +117,15 @@ class Ray(Engine):
             running = [handle for future, handle in handles.items() if not future.done()]
             for handle in running:
                 ray.cancel(handle)
-            if running:
-                ray.wait(running, num_returns=len(running), timeout=_GRACE_SECONDS)
+            if running:  # a training finishes its update and saves
+                ray.wait(running, num_returns=len(running), timeout=120.0)
 
 
 def _answers(address: str) -> bool:
     """Whether some process listens at HOST:PORT."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
+        socket.create_connection((host, int(port)), timeout=5.0).close()
     except (OSError, ValueError, OverflowError):
         return False
     return True
@@ -154,7 +150,13 @@ def _connected(
         contextlib.redirect_stdout(log),
     ):
         try:
-            ray.init(**where, **_QUIET, runtime_env={"env_vars": variables})
+            ray.init(
+                **where,
+                log_to_driver=False,
+                logging_level="ERROR",
+                configure_logging=False,
+                runtime_env={"env_vars": variables},
+            )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UserError(
                 f"Ray at {address or 'this machine'} cannot be used: {first_line(error)}"

@@ -28,14 +28,9 @@ from smoothadv.sweep.jobs import (
     stage_environment,
 )
 
-_QUESTIONS, _PAUSE_SECONDS = 10, 15.0
 _CPUS_BESIDE_A_GPU = 8
 # How long a job whose stage was stopped waits for Slurm to end it, before it requeues itself.
 _TAKEN_SECONDS = 120.0
-_ALWAYS = 1_000_000
-# Exit codes of a stage that was killed, for lack of memory or by a person: it would be killed
-# again.
-_KILLED = (-9, 128 + 9)
 _LARGEST_ARRAY = 1000  # Slurm accepts no more unless its MaxArraySize is larger
 _GPU_OPTIONS = {"gpus", "gpus_per_node", "gpus_per_task", "gres"}
 
@@ -87,7 +82,9 @@ class Slurm(Engine):
             "submitit", '--engine slurm needs submitit: pip install "smoothadv[slurm]" or submitit'
         )
         before = {job.key: job.record.read() for job in jobs}
-        executor = submitit.SlurmExecutor(folder=context.folder / "slurm", max_num_timeout=_ALWAYS)
+        executor = submitit.SlurmExecutor(
+            folder=context.folder / "slurm", max_num_timeout=1_000_000
+        )
         executor.update_parameters(**self._parameters(jobs, context))
         ids: dict[str, str] = {}
         for start in range(0, len(jobs), _LARGEST_ARRAY):
@@ -104,7 +101,7 @@ class Slurm(Engine):
 
         def look() -> None:
             """A job that has left the queue has ended; its record on the disk says how."""
-            queue = _queue(_QUESTIONS)
+            queue = _queue(questions=10)
             for job in jobs:
                 if ids[job.key] not in queue and not ends[job.key].done():
                     state = job.record.read().get("state")
@@ -117,10 +114,8 @@ class Slurm(Engine):
         processes = max(job.processes for job in jobs)
         threads = max(job.threads or 1 for job in jobs)
         cpus = self.cpus or (_CPUS_BESIDE_A_GPU if context.wants_gpus else threads)
-        further: dict[str, Any] = {"requeue": True}
-        for item in self.sbatch or []:
-            key, _, value = item.partition("=")
-            further[key.replace("-", "_")] = value
+        named = [item.split("=", 1) for item in self.sbatch or []]
+        further = {"requeue": True, **{key.replace("-", "_"): value for key, value in named}}
         parameters = {
             "job_name": f"smoothadv-{context.name}",
             "time": self.minutes,
@@ -169,7 +164,7 @@ def _queue(questions: int = 1) -> set[str]:
         return set(done.stdout.split())
     if questions == 1:
         raise UserError(f"squeue: {' '.join(done.stderr.split()) or 'failed'}")
-    time.sleep(_PAUSE_SECONDS)
+    time.sleep(15.0)
     return _queue(questions - 1)
 
 
@@ -189,7 +184,8 @@ class Attempt:
         self._thread.start()
         while self._thread.is_alive():
             time.sleep(0.1)
-        was_killed = job.record.read().get("exit") in _KILLED
+        # For lack of memory, or by a person: it would be killed again.
+        was_killed = job.record.read().get("exit") in (-9, 128 + 9)
         if outcome == [STOPPED] and not stop.is_set() and not was_killed:
             # Slurm is about to take the machine: it has sent SIGTERM to every process, which
             # submitit ignores.
