@@ -41,6 +41,8 @@ from smoothadv.statistics import ABSTAIN, COUNT_COLUMNS
 from smoothadv.statistics.bounds import binomial_interval, tolerated_false_statements
 from smoothadv.statistics.on_grid import LABEL_AWARE
 
+_ROUNDING = 1e-6  # relative, of a float32 norm
+
 
 @ANALYSES.register("compare")
 @dataclass(frozen=True)
@@ -243,8 +245,7 @@ def contradictions(pairs: DataFrame, epsilon: float) -> int:
     wrong.
     """
     norm = pairs.attack_norm if "attack_norm" in pairs else epsilon
-    # 1e-6 is what a float32 norm is rounded by.
-    claimed = pairs.predict_first.ge(0) & pairs.radius.gt(norm * (1 + 1e-6))
+    claimed = pairs.predict_first.ge(0) & pairs.radius.gt(norm * (1 + _ROUNDING))
     found = pairs[numbered(pairs.columns, CLASS) or ["predict_second"]]
     contradicted = (
         claimed & pairs.predict_second.ge(0) & found.ne(pairs.predict_first, axis=0).all(axis=1)

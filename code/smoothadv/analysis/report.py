@@ -57,6 +57,7 @@ from smoothadv.version import __version__
 _MOST_CURVES = 8
 _EXAMPLES_SHOWN = 15
 _MOST_MAPS = 6
+_MOST_PICTURES = 12
 _LONGEST_NAME = 20
 # The radius of an attack has a column of its own.
 _OF_ATTACKS = ("attack", "num_steps", "num_noise_vec", "gradient", "restarts", "target")
@@ -160,7 +161,7 @@ class Report(Choosing, AtRadii, Analysis):
                 *self._made("Certified and attacked, on the same images", Gap, beside, True),
             ]
             yield Section("Accuracy under attack", parts)
-            found, cards = never_right(finished.prediction, most=12)
+            found, cards = never_right(finished.prediction, _MOST_PICTURES)
             if cards:
                 yield Section(
                     "Images that no model gets right under attack",

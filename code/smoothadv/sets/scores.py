@@ -29,6 +29,7 @@ from smoothadv.sets.coverage import (
 _NEEDED = ("calibration", "seed", "alpha", "radii", "sigma", "num_classes", "noise", "N")
 _ROUNDED = 1e-6  # what the digits in the log may add to the sum
 _MOST_IMAGES = 10**9
+_MOST_DRAWS = 4 * 10**9  # as --N
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class ScoreLog:
         faults = {
             "other noise, or another number of draws, than sets have": (
                 settings["noise"] != "GaussianNoise"
-                or not (1 < settings["N"] <= 4 * 10**9 if is_counted else settings["N"] == 1)
+                or not (1 < settings["N"] <= _MOST_DRAWS if is_counted else settings["N"] == 1)
                 or not others.isdisjoint(settings)
             ),
             "no radii": not settings["radii"],

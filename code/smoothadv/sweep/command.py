@@ -59,6 +59,8 @@ _EXAMPLES = """examples:
 Run the same command again after any interruption: it does what is missing. docs/sweeps.md says
 what a grid can hold.
 """
+_MOST_WARNINGS = 10
+_MOST_JOBS = 12  # in a plan for people, which fits a screen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +215,7 @@ def _plan(asked: _StatusOptions, options: Options) -> None:
         )
         if text := time_of_done_jobs(jobs):
             print(f"{text}\n")
-        most = 12 if asked.format == "markdown" else len(rows)  # as many as fit a screen
+        most = _MOST_JOBS if asked.format == "markdown" else len(rows)
         _print_table(("group", "folder", "then"), rows[:most], asked.format)
         if most < len(rows):
             print(f"\nand {counted(len(rows) - most, 'more job')}; --format csv lists all")
@@ -317,7 +319,7 @@ def _conclude(jobs: Sequence[JobAndState], asked: _RunOptions, is_detached: bool
         return
     has_failed = any(state.kind == FAILED for _, state in not_done)
     hindered = [(job, state) for job, state in not_done if state.kind in (FAILED, BLOCKED)]
-    for job, state in hindered[:10]:
+    for job, state in hindered[:_MOST_WARNINGS]:
         log = f"; {job.record.log}" if state.kind == FAILED else ""
         warn(f"{state.kind}: {job.name}: {state.detail}{log}")
     if is_detached and not has_failed:

@@ -35,9 +35,12 @@ from smoothadv.sweep.stages import (
     unmet_need,
 )
 
+_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.1
 # How long to wait for another attempt at the job: one whose machine may be lost, or a stage that
 # saves after its sweep was killed.
 _PATIENCE_SECONDS = 90.0
+_LAST_BYTES = 4096
 _REQUESTS = {
     getattr(signal, name, None)
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGXCPU")
@@ -107,7 +110,7 @@ class JobRecord:
                     lock(file, self._lock)
                     break
                 except UserError:
-                    if time.monotonic() >= end or stop.wait(timeout=0.5):
+                    if time.monotonic() >= end or stop.wait(_LOOK_SECONDS):
                         raise BusyError(
                             f"{self.folder} is being worked on by {self.holder()}"
                         ) from None
@@ -312,7 +315,7 @@ def _run(
         try:
             while not stop.is_set():
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    return process.wait(timeout=0.1)
+                    return process.wait(_POLL_SECONDS)
         finally:  # an interruption, too: the stage must not continue alone
             if process.poll() is None:
                 process.terminate()
@@ -330,6 +333,6 @@ def stage_environment(job: SweepJob) -> dict[str, str]:
 def last_line(log: Path) -> str:
     """The last line of a log that is not blank; "" if there is none."""
     with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 4096))
+        file.seek(max(0, log.stat().st_size - _LAST_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -22,6 +22,11 @@ like "done".
 """
 
 
+# This long at most until Ctrl-C is noticed, even if the system delivers the signal to another
+# thread.
+_POLL_SECONDS = 2.0
+
+
 @dataclass(frozen=True)
 class SweepContext:
     """Where a sweep is started: its ``name``, its ``folder`` of logs, and the names of the ``gpus``
@@ -81,8 +86,7 @@ def wait_for_jobs(
         while waiting and len(running) < at_a_time:
             job = waiting.pop(0)
             running[submit(job)] = job
-        # So that Ctrl-C is noticed, even if the system delivers the signal to another thread.
-        done, _ = wait(running, timeout=2.0, return_when=FIRST_COMPLETED)
+        done, _ = wait(running, _POLL_SECONDS, FIRST_COMPLETED)
         for future in done:
             report_end(running.pop(future), outcome(future))
         look()

@@ -21,9 +21,12 @@ from smoothadv.base.settings import SettingError, non_negative_int, setting
 from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, SweepContext, wait_for_jobs
 from smoothadv.sweep.jobs import FAILED, STOPPED, SweepJob, execute, stage_environment
 
+_KNOCK_SECONDS = 5.0
 # After this time without an answer the head counts as lost. Ray itself would end this process after
 # 60 s, without an exception.
 _HEAD_GONE_SECONDS = 20.0
+# How long to wait for jobs that were asked to stop: a training finishes its update and saves.
+_GRACE_SECONDS = 120.0
 # These notice a machine that does not answer any more; with Ray's defaults, 300 s and 120 s,
 # minutes would be lost.
 _KEEPALIVE = {
@@ -117,15 +120,15 @@ class Ray(Engine):
             running = [handle for future, handle in handles.items() if not future.done()]
             for handle in running:
                 ray.cancel(handle)
-            if running:  # a training finishes its update and saves
-                ray.wait(running, num_returns=len(running), timeout=120.0)
+            if running:
+                ray.wait(running, num_returns=len(running), timeout=_GRACE_SECONDS)
 
 
 def _answers(address: str) -> bool:
     """Whether some process listens at HOST:PORT."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=5.0).close()
+        socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
     except (OSError, ValueError, OverflowError):
         return False
     return True

@@ -28,6 +28,7 @@ from smoothadv.sweep.jobs import (
     stage_environment,
 )
 
+_QUESTIONS, _PAUSE_SECONDS = 10, 15.0
 _CPUS_BESIDE_A_GPU = 8
 # How long a job whose stage was stopped waits for Slurm to end it, before it requeues itself.
 _TAKEN_SECONDS = 120.0
@@ -101,7 +102,7 @@ class Slurm(Engine):
 
         def look() -> None:
             """A job that has left the queue has ended; its record on the disk says how."""
-            queue = _queue(questions=10)
+            queue = _queue(_QUESTIONS)
             for job in jobs:
                 if ids[job.key] not in queue and not ends[job.key].done():
                     state = job.record.read().get("state")
@@ -164,7 +165,7 @@ def _queue(questions: int = 1) -> set[str]:
         return set(done.stdout.split())
     if questions == 1:
         raise UserError(f"squeue: {' '.join(done.stderr.split()) or 'failed'}")
-    time.sleep(15.0)
+    time.sleep(_PAUSE_SECONDS)
     return _queue(questions - 1)
 
 
