@@ -20,8 +20,14 @@ from smoothadv.base.errors import UserError
 from smoothadv.noise import RoundedGaussianNoise
 from smoothadv.noise.rounded import _Ranks
 from smoothadv.noise.scale import with_exact_levels
-from support import slow_noise
-from support.slow_noise import SIGMAS, clip_of, noisy_grey, thresholds
+from support.slow_noise import (
+    SIGMAS,
+    clip_of,
+    exact_thresholds,
+    noisy_grey,
+    thresholds,
+    uniform_coordinate,
+)
 
 CIFAR, IMAGENET = 3 * 32 * 32, 3 * 224 * 224
 EVERY_GREY = torch.arange(256, dtype=torch.float32).view(1, 16, 16) / 255
@@ -120,10 +126,7 @@ def test_draws_are_those_of_a_slow_implementation(sigma, seed, shape, example, d
             rows, grey.to(torch.float32) / 255, draw
         )
     table, clip, dimension = thresholds(sigma), clip_of(sigma), grey.numel()
-    uniforms = [
-        slow_noise.uniform_coordinate(i, dimension, seed, example, 0, draw)
-        for i in range(dimension)
-    ]
+    uniforms = [uniform_coordinate(i, dimension, seed, example, 0, draw) for i in range(dimension)]
     expected = [
         noisy_grey(int(g), uniform, table, clip) for g, uniform in zip(grey.flatten(), uniforms)
     ]
@@ -131,15 +134,6 @@ def test_draws_are_those_of_a_slow_implementation(sigma, seed, shape, example, d
     assert asked.call_args.args[1].flatten().tolist() == uniforms, (
         "all 62 bits, of which few decide"
     )
-
-
-def sum_of_rounding_errors(sigma: float) -> mpmath.mpf:
-    with mpmath.workdps(60):
-        exact = slow_noise.exact_thresholds(sigma)
-        return (
-            mpmath.fsum(abs(value - whole) for value, whole in zip(exact, thresholds(sigma)))
-            / 2**62
-        )
 
 
 # The table in docs/guarantee.md: sigma, for CIFAR-10, for ImageNet; rounded up to two digits.
@@ -154,8 +148,11 @@ DISTANCES = [
 @pytest.mark.parametrize("sigma, cifar, imagenet", DISTANCES)
 def test_distance_is_a_tight_bound_and_grows_with_sigma_as_documented(sigma, cifar, imagenet):
     noise = RoundedGaussianNoise(sigma, 0)
+    pairs = zip(exact_thresholds(sigma), thresholds(sigma))
+    with mpmath.workdps(60):
+        of_one = mpmath.fsum(abs(value - whole) for value, whole in pairs) / 2**62
     for dimension, documented in [(1, 3e-16), (CIFAR, cifar), (IMAGENET, imagenet)]:
-        exact = dimension * sum_of_rounding_errors(sigma)
+        exact = dimension * of_one
         assert exact <= noise.distance(dimension) <= exact * (1 + mpmath.mpf("1e-11"))
         assert noise.distance(dimension) <= dimension * (255 + noise.clip) * 2.0**-62
         assert noise.distance(dimension) <= documented and (

@@ -321,13 +321,3 @@ def test_draws_are_worth_more_the_more_of_them_a_decision_may_cost():
     assert prices[3] == pytest.approx((250 / 400) ** 1.25)
     assert futility_probability(500, 1000, 0.999, 400, 1.25, 0.2) < prices[3]
     assert futility_probability(500, 1000, 0.5, 1, 1.25, 0.2) == 0.9
-
-
-def test_level_check_rejects_a_boundary_one_too_low(tables):
-    table, row = tables[0.5], 3
-    own = efficacy_row(
-        table.nulls[row], table.looks, [spending(int(n), N_MAX, 1e-3, 0.5) for n in table.looks]
-    )
-    assert crossing_probability(table.nulls[row], table.looks, own) <= 1e-3
-    own[-1] -= 1
-    assert crossing_probability(table.nulls[row], table.looks, own) > 1e-3

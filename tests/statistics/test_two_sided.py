@@ -268,15 +268,3 @@ def test_the_statement_is_about_the_label_among_the_k_or_about_the_leader():
 def test_numbers_of_classes_that_mean_nothing_are_refused(use, top_k):
     with pytest.raises(ValueError, match="top_k"):
         use(top_k)
-
-
-@given(st.integers(1, 3000), st.data(), st.floats(1e-6, 0.3), st.floats(0.05, 0.95))
-def test_with_one_rival_it_is_the_two_sided_radius(trials, data, alpha, share):
-    successes = data.draw(st.integers(0, trials))
-    rival = data.draw(st.integers(0, trials - successes))
-    radius = top_k_radius(successes, [rival], trials, 0.5, alpha, share)
-    both = two_sided_radius(successes, rival, trials, 0.5, alpha, share)
-    if radius is None:
-        assert both is None or both < 1e-9
-    else:
-        assert both == pytest.approx(radius, abs=1e-9) and radius <= both + 1e-15
