@@ -32,7 +32,7 @@ from smoothadv.evaluation.voters import (
     noise_keys,
     voter_of,
 )
-from smoothadv.models.hub import pinned
+from smoothadv.models.contents import pinned
 from smoothadv.models.load import BaseClassifier
 from smoothadv.noise import NoiseStream, Purpose, kernels_on
 from smoothadv.records import logs as records

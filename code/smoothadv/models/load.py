@@ -42,7 +42,7 @@ from smoothadv.models.checkpoint import (
     recorded_input_layer,
     with_recorded_constants,
 )
-from smoothadv.models.hub import checkpoint_digest, pinned
+from smoothadv.models.contents import checkpoint_digest, pinned
 from smoothadv.models.name import CHECKPOINT, LIBRARY, MODULE, ModelName, parse_model
 from smoothadv.models.spec import DenoisedSpec, ModelSpec
 from smoothadv.noise import derive_generator
