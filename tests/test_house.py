@@ -132,7 +132,7 @@ ALLOWED = {
     "datasets": BASE | {"noise"},
     "architectures": BASE | {"datasets"},
     "attacks": BASE | {"architectures", "noise"},
-    "models": BASE | {"architectures", "attacks", "datasets", "noise", "records", "statistics"},
+    "models": BASE | {"architectures", "datasets", "noise", "records", "statistics"},
     "checkpoints": {"models"},
     "objectives": BASE | {"attacks", "noise", "statistics"},
     "voting": BASE | {"architectures", "noise", "statistics"},

@@ -29,8 +29,7 @@ import torch
 
 from smoothadv.architectures.denoisers import resized
 from smoothadv.architectures.libraries import library_network
-from smoothadv.architectures.logits import logits_in, logits_of, probe
-from smoothadv.attacks.estimators import frozen
+from smoothadv.architectures.logits import frozen, logits_in, logits_of, probe
 from smoothadv.base.devices import allows_tf32
 from smoothadv.base.distributed import is_launched
 from smoothadv.base.errors import UserError

@@ -9,7 +9,7 @@ import numpy as np
 
 from smoothadv.base.errors import counted, warn
 from smoothadv.base.files import kept_rows
-from smoothadv.evaluation.image_sets import labels_of
+from smoothadv.datasets import labels_of
 from smoothadv.evaluation.log import Example, LogContent, checked_log, write_log
 from smoothadv.evaluation.setup import Evaluation, prepare
 from smoothadv.evaluation.specs import CertifySpec

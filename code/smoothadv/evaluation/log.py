@@ -2,6 +2,8 @@
 processes.
 """
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,11 +11,10 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from smoothadv.attacks import StagedAttack
 from smoothadv.base.devices import to_host
 from smoothadv.base.errors import UserError, counted
 from smoothadv.base.files import reserved
@@ -34,6 +35,9 @@ from smoothadv.records.writer import (
     read_rows,
 )
 from smoothadv.voting.counter import Poll, VoteCounter, check_integers
+
+if TYPE_CHECKING:
+    from smoothadv.attacks import StagedAttack
 
 # An attack takes up to this many passes' worth of images at a time, so that few places of its last
 # passes stay empty.

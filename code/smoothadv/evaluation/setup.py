@@ -21,8 +21,7 @@ from smoothadv.base.errors import NonFiniteError, UserError, counted, warn
 from smoothadv.base.files import digest
 from smoothadv.base.progress import warn_of_hours
 from smoothadv.base.provenance import provenance
-from smoothadv.datasets import ImageDataset
-from smoothadv.evaluation.image_sets import labels_of
+from smoothadv.datasets import ImageDataset, labels_of
 from smoothadv.evaluation.specs import AttackedSpec, CertifySpec, EvaluationSpec
 from smoothadv.evaluation.voters import (
     Loaded,

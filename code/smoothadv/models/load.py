@@ -17,8 +17,7 @@ from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.architectures.input_layers import build_input_layer
 from smoothadv.architectures.integers import NetworkOfIntegers, is_of_integers, of_integers
 from smoothadv.architectures.libraries import LibraryNetwork, library_network
-from smoothadv.architectures.logits import logits_of, probe
-from smoothadv.attacks.estimators import frozen
+from smoothadv.architectures.logits import frozen, logits_of, probe
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.registry import diffusion_model
 from smoothadv.datasets import (
@@ -96,7 +95,7 @@ def load(spec: Spec) -> tuple[Spec, BaseClassifier]:
         "--resize": spec.resize,
         "--local-noise": spec.local_noise,
     }
-    if is_of_integers(base.module) and (given := [flag for flag in before if before[flag]]):
+    if (given := [flag for flag in before if before[flag]]) and is_of_integers(base.module):
         raise UserError(
             "a network of integers reads noisy images in whole grey levels: leave "
             f"{' and '.join(given)} out"
