@@ -2,11 +2,10 @@
 and compare them.
 """
 
-import dataclasses
 import math
 import random
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -182,7 +181,7 @@ def verify(spec: VerifySpec) -> Verification:
     missing = sorted({*expected}.difference(indices))
     seed = random.SystemRandom().randrange(2**32) if spec.seed is None else spec.seed
     chosen = sorted(random.Random(seed).sample(indices, min(spec.rows, len(indices))))
-    again = write_log(dataclasses.replace(evaluation, log=None, indices=chosen), content)
+    again = write_log(replace(evaluation, log=None, indices=chosen), content)
     before, differences = read_fields(spec.log), dict[int, str]()
     for idx, line in again.rows.items():
         was, now = before[idx], dict(zip(again.columns, line.split("\t")))
@@ -229,7 +228,7 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
         recorded |= {"sigma": STAGES, "input_layer": None}
     else:
         recorded["input_layer"] = _input_layer(spec.log, model, settings)
-    names = {field.name for field in dataclasses.fields(PROCEDURES[method])} & settings.keys()
+    names = {field.name for field in fields(PROCEDURES[method])} & settings.keys()
     own = {name: settings[name] for name in names.difference(OF_STAGES)}
     try:
         return CertifySpec(

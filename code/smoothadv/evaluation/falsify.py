@@ -13,9 +13,8 @@ without a certificate: the share of false certificates among the issued ones has
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -78,7 +77,7 @@ class Certificates:
         claims = {index: self.claims[index] for index in images if index in self.claims}
         if not claims:
             raise UserError(f"{self.path} certifies none of the images that were chosen")
-        return dataclasses.replace(self, images=images, claims=claims)
+        return replace(self, images=images, claims=claims)
 
     def check_evaluation(self, evaluation: Evaluation) -> None:
         """UserError unless the certificates were made for the classifier and the images that are to
@@ -213,7 +212,7 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
             raise UserError(
                 f"{spec.against} was made with --sound and --batch {recorded}, not {batch}"
             )
-        spec = dataclasses.replace(spec, batch=batch)
+        spec = replace(spec, batch=batch)
     every = certificates
     evaluation = prepare(spec, path, sound, certificates.settings if sound else None)
     certificates = every.restricted_to(
@@ -226,7 +225,7 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
         raise UserError(f"--only {missing[0]}: {spec.against} certifies no image {missing[0]}")
     if spec.image_set and (others := {*evaluation.indices} - {*every.images}):
         warn(f"{spec.against} has no rows of {counted(len(others), 'image')} of those named")
-    evaluation, attack = with_attack_batch(dataclasses.replace(evaluation, indices=indices))
+    evaluation, attack = with_attack_batch(replace(evaluation, indices=indices))
     polls = CertificatePolls(evaluation, attack, certificates.top_k, certificates=certificates)
     sha256, alpha = file_digest(spec.against), certificates.alpha
     content = polls.content(

@@ -35,8 +35,15 @@ from smoothadv.evaluation.voters import (
 from smoothadv.models.contents import pinned
 from smoothadv.models.load import BaseClassifier
 from smoothadv.noise import NoiseStream, Purpose, kernels_on
-from smoothadv.records import logs as records
-from smoothadv.records.logs import CLASSIFIER, DENOISER, IMAGE_SET, LOGITS, record_of, shards_of
+from smoothadv.records.logs import (
+    CLASSIFIER,
+    DENOISER,
+    IMAGE_SET,
+    LOGITS,
+    record_of,
+    recorded_settings,
+    shards_of,
+)
 from smoothadv.statistics.prediction import least_draws
 from smoothadv.voting.classifier import (
     CompiledClassifier,
@@ -390,7 +397,7 @@ def settings_to_continue(spec: EvaluationSpec, log: Path | None) -> dict[str, An
     settings: dict[str, Any] = {}
     if log is not None and spec.existing == "resume":
         for path in (log, *shards_of(log)):
-            settings = {**(records.recorded_settings(path) if path.is_file() else {}), **settings}
+            settings = {**(recorded_settings(path) if path.is_file() else {}), **settings}
     return settings
 
 

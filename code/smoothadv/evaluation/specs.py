@@ -6,10 +6,9 @@ Python function; a contradiction between them is refused here, for both.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -318,8 +317,7 @@ class CertifySpec(EvaluationSpec):
         """The certification procedure for images of this description, under noise at this distance
         from a Gaussian, of each classifier; UsageError where it refuses its settings.
         """
-        fields = {field.name for field in dataclasses.fields(self.procedure_type)}
-        known = fields - {"smoothing", *OF_STAGES}
+        known = {field.name for field in fields(self.procedure_type)} - {"smoothing", *OF_STAGES}
         given = dict(self.settings or {})
         if unknown := [name for name in given if name not in known]:
             expected = ", ".join(sorted(known)) or "none"

@@ -3,10 +3,9 @@ output; and which model, one classifier or the stages of a cascade or a router.
 """
 
 import contextlib
-import dataclasses
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -237,7 +236,7 @@ class DenoisedSpec(RunSpec):
         if self.resize is None:
             return images
         side = int(self.resize.partition(":")[0])
-        return dataclasses.replace(images, image_shape=(images.image_shape[0], side, side))
+        return replace(images, image_shape=(images.image_shape[0], side, side))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,7 +382,7 @@ class ModelSpec(DenoisedSpec):
         if self.stages is None:
             return self
         alone = {**self._OF_ONE_STAGE, "model": stage.model, "sigma": stage.sigma}
-        return dataclasses.replace(self, stages=None, router=None, threshold=None, **alone)
+        return replace(self, stages=None, router=None, threshold=None, **alone)
 
     @property
     def description(self) -> DatasetDescription:

@@ -43,13 +43,12 @@ from smoothadv.records.logs import (
     spool_path,
     warn_of_other_logits,
 )
-from smoothadv.records.readers import DataFrame, kind_of, kind_of_log, read_examples
+from smoothadv.records.readers import UNREAD, DataFrame, kind_of, kind_of_log, read_examples
 
 _COPIED = (
     *("idx", "label", "predict", "epsilon", "attack_norm", "target"),
     *("certified", "radius", "flipped"),
 )
-_UNREAD = ("time", "basePredict")
 Row = dict[str, Any]
 """The columns of an example in a log."""
 
@@ -80,7 +79,7 @@ class WrittenLog:
         if not self.rows:
             raise UserError(f"{self.path.name or 'the log'} has no rows: there are no images")
         fields = zip(*(line.split("\t") for _, line in sorted(self.rows.items())))
-        kept = {name: texts for name, texts in zip(self.columns, fields) if name not in _UNREAD}
+        kept = {name: texts for name, texts in zip(self.columns, fields) if name not in UNREAD}
         kept["correct"] = kept.pop("correct")
         try:
             frame = pd.DataFrame(kept).astype(

@@ -2,10 +2,9 @@
 options describe.
 """
 
-import dataclasses
 from collections import ChainMap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from smoothadv.attacks import ATTACKS, GradientAttack
@@ -79,7 +78,7 @@ def in_256ths(setting: Setting) -> Setting:
     """The setting; an epsilon is read in 1/256, as in the released code: ``64`` is 64/256."""
     if setting.flag != "--epsilon":
         return setting
-    return dataclasses.replace(
+    return replace(
         setting, parse=perturbation_size_in_256ths, help="attack's l2 norm in 1/256, like 64"
     )
 

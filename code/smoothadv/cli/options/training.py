@@ -4,11 +4,10 @@ named files of options, which those on the command line override.
 
 import argparse
 import contextlib
-import dataclasses
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,9 +124,7 @@ def training_parser(name: str, about: str, examples: str, arguments: Sequence[st
     *_, attack = ["", *values_of("--attack", arguments)]
     chosen = objectives.get(asked, objectives[default])
     recipe, released, objective = options_of(TrainingOptions)
-    objective = dataclasses.replace(
-        objective, default=default, choices=objectives, parse=objectives.require
-    )
+    objective = replace(objective, default=default, choices=objectives, parse=objectives.require)
     is_denoiser = objectives is DENOISING
     add_settings(parser, [recipe, objective] if is_denoiser else [recipe, released, objective])
     for kind in (chosen, *objectives.values()):
@@ -164,9 +161,9 @@ def _of_denoiser(one: Setting) -> Setting:
     """A setting of a training, as it is of a denoiser."""
     if one.field == "model":
         names = f"one of {', '.join(DENOISERS)}"
-        return dataclasses.replace(one, parse=DENOISERS.require, help=names)
+        return replace(one, parse=DENOISERS.require, help=names)
     if one.field == "teacher":
-        return dataclasses.replace(one, flags=("--classifier",), help=_CLASSIFIER)
+        return replace(one, flags=("--classifier",), help=_CLASSIFIER)
     return one
 
 
@@ -279,7 +276,7 @@ def _readable(options: Options, objectives: Registry[type[Objective]]) -> set[st
     flags |= {"--objective"} | flags_of(objective)
     if field is not None and "--attack" in options:
         flags |= flags_of(ATTACKS[options["--attack"]], AttackOptions)
-    elif field is not None and field.default is not dataclasses.MISSING:
+    elif field is not None and field.default is not MISSING:
         flags -= _WITH_ATTACK
     return flags
 
@@ -294,7 +291,7 @@ def spec_of(options: Options, command: Sequence[str]) -> TrainSpec:
         given["teacher"] = options.get("--classifier")
     elif policy := given_settings(DataPolicy, options):
         if objective.policy is not None:
-            given["policy"] = dataclasses.replace(objective.policy, **policy)
+            given["policy"] = replace(objective.policy, **policy)
         elif "from_epoch" in policy:
             given["policy"] = DataPolicy(**policy)
         else:
@@ -321,7 +318,7 @@ def _objective(options: Options, objectives: Registry[type[Objective]]) -> Objec
     name, kind = options["--objective"], objectives[options["--objective"]]
     field = attack_field(kind)
     given: dict[str, Any] = {}
-    if field is not None and ("--attack" in options or field.default is dataclasses.MISSING):
+    if field is not None and ("--attack" in options or field.default is MISSING):
         noise_sd = 0.0 if "--base-attack" in options else options.get("--noise")
         given[field.name] = compose_attack(options, noise_sd)
     unread = flags_of(AttackOptions, *ATTACKS.values(), *objectives.values())
