@@ -196,19 +196,22 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
     """
     settings, runs = manifest["settings"], manifest["runs"]
     checkpoints = [Path(run["checkpoint"]) for run in runs if run.get("checkpoint")]
-    is_module = "module_sha256" in settings and not checkpoints
-    if is_module or settings.get("split") is None:
+    if ("module_sha256" in settings and not checkpoints) or settings.get("split") is None:
         raise UserError(
             f"{spec.log} is of a module or of images that a program handed over: only it can "
             "repeat them"
         )
     if absent := sorted(settings.get("plugins", {}).keys() - {one.name for one in loaded()}):
-        made = f"{spec.log} was made with {', '.join(absent)}"
-        raise UserError(f"{made}, which is not loaded: add --plugin PATH/{absent[0]}")
+        raise UserError(
+            f"{spec.log} was made with {', '.join(absent)}, which is not loaded: add --plugin "
+            f"PATH/{absent[0]}"
+        )
     method = settings.get("method")
     if method not in PROCEDURES:
-        named = f"names no certification procedure that is known here, but {method!r}"
-        raise UserError(f"the manifest of {spec.log} {named}")
+        raise UserError(
+            f"the manifest of {spec.log} names no certification procedure that is known here, but "
+            f"{method!r}"
+        )
     model = spec.model or next(iter(checkpoints), None)
     if model is None:
         raise UserError(

@@ -165,7 +165,7 @@ def _write_by_all_processes(
             gather(log, settings)
             if log.exists():
                 _open_log(evaluation, content, settings, log, examples, "resume").close()
-    done = read_rows(log.read_bytes())[1] if log.exists() else {}
+    done = read_rows(log.read_bytes(), f"{log} is damaged")[1] if log.exists() else {}
     missing = [index for index in examples if index not in done] if done else examples
     if missing:
         shard = Shard(processes.rank, processes.size)
@@ -177,7 +177,7 @@ def _write_by_all_processes(
     if processes.is_first:
         gather(log, settings)
     processes.wait()
-    return read_rows(log.read_bytes())[1]
+    return read_rows(log.read_bytes(), f"{log} is damaged")[1]
 
 
 def _begin_anew(log: Path, existing: str) -> None:

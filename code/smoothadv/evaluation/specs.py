@@ -331,8 +331,7 @@ class CertifySpec(EvaluationSpec):
             given["noise_distances"] = noise_distances
             given |= {} if self.threshold is None else {"threshold": self.threshold}
         try:
-            levels = self.alpha, *noise_distances[:1]
-            smoothing = Smoothing(self.sigma, self.n0, self.n, *levels)
+            smoothing = Smoothing(self.sigma, self.n0, self.n, self.alpha, *noise_distances[:1])
             procedure = self.procedure_type(smoothing, **given)
         except (ValueError, TypeError) as error:
             raise UsageError(str(error)) from error

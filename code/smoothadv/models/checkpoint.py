@@ -207,8 +207,7 @@ def _content(path: Path, arch: str | None = None, chosen: str | None = None) -> 
             parts = value.values() if isinstance(value, dict) else value
             fits = all(isinstance(one, entry) for one in parts)
         if not fits:
-            shown = str(value) if isinstance(value, Inert) else reprlib.repr(value)
-            found = escape(shown, 80)
+            found = escape(str(value) if isinstance(value, Inert) else reprlib.repr(value), 80)
             raise UserError(f"checkpoint {path}: its {name} is {found}, expected {expected}")
     return content
 

@@ -174,8 +174,9 @@ def _by_name(spec: Spec) -> tuple[Spec, BaseClassifier]:
         )
     has, takes = spec.description.image_shape[0], len(network.mean or ())
     if takes not in (0, has):
-        fit = f"{name} takes images of {takes} channels"
-        raise UserError(f"{fit}, '{spec.description.name}' has {has}")
+        raise UserError(
+            f"{name} takes images of {takes} channels, '{spec.description.name}' has {has}"
+        )
     if spec.input_layer is not None:
         layer = build_input_layer(spec.input_layer, spec.description)
         module = nn.Sequential(layer, network.module)

@@ -58,8 +58,9 @@ def device(text: str) -> Any:
 
 
 def _known_datasets() -> str:
-    sources = [(name, DATASETS[name]) for name in DATASETS]
-    names = [f"{name}:{one.location}" if one.takes_location else name for name, one in sources]
+    names = [
+        f"{name}:{one.location}" if one.takes_location else name for name, one in DATASETS.items()
+    ]
     return f"one of {', '.join(names)}"
 
 
@@ -164,8 +165,9 @@ def timestep(text: str) -> str:
     try:
         return str(non_negative_int(text))
     except SettingError:
-        expected = f"{RELEASED}, {NEAREST} or the number of a step"
-        raise SettingError(f"'{text}' is not {expected}") from None
+        raise SettingError(
+            f"'{text}' is not {RELEASED}, {NEAREST} or the number of a step"
+        ) from None
 
 
 _side = number(int, "a number of pixels from 1 to 4,096", lambda v: 1 <= v <= 4096)

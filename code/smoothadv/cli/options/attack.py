@@ -129,6 +129,5 @@ def attacked_fields(options: Options, default: str | None = None, **given: Any) 
     A usage error where options contradict each other.
     """
     is_on_base = options.get("--gradient") == _BASE
-    noise_sd = 0.0 if is_on_base else options["sigma"]
-    attack = compose_attack(options, noise_sd, default, **given)
+    attack = compose_attack(options, 0.0 if is_on_base else options["sigma"], default, **given)
     return {"attack": attack, "base_attack": is_on_base}
