@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -42,9 +42,9 @@ from smoothadv.evaluation import predict as predicting
 from smoothadv.evaluation.specs import (
     AttackSpec,
     CertifySpec,
-    EvaluationSpec,
     FalsifySpec,
     PredictSpec,
+    Spec,
 )
 from smoothadv.models.checkpoint import read_members
 from smoothadv.models.name import (
@@ -68,7 +68,6 @@ if TYPE_CHECKING:
     from smoothadv.evaluation.falsify import Verdict
 
 Model = str | os.PathLike[str] | torch.nn.Module
-Spec = TypeVar("Spec", bound=EvaluationSpec)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,7 +107,7 @@ def rehearse(spec: CertifySpec) -> str:
     voters = spec.most_voters
     draws = len(missing) * voters * (spec.n0 + spec.n)
     each = f"{voters} times " * (voters > 1) + f"{spec.n0:,} + {spec.n:,}"
-    most = "" if spec.procedure_type.fixed_sample and voters == 1 else "at most "
+    most = "" if PROCEDURES[spec.method].fixed_sample and voters == 1 else "at most "
     if not missing:
         told = f"nothing is left to be done: {path} has {counted(len(indices), 'row')}"
         return told * evaluation.processes.is_first

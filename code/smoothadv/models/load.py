@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -43,11 +43,10 @@ from smoothadv.models.checkpoint import (
 )
 from smoothadv.models.contents import checkpoint_digest, pinned
 from smoothadv.models.name import CHECKPOINT, LIBRARY, MODULE, ModelName, parse_model
-from smoothadv.models.spec import DenoisedSpec, ModelSpec
+from smoothadv.models.spec import DenoisedSpec, ModelSpec, Spec
 from smoothadv.noise import derive_generator
 from smoothadv.records.logs import DENOISER
 
-Spec = TypeVar("Spec", bound=ModelSpec)
 RESIZE = "resize"
 _PHOTOGRAPHS = ("imagefolder", "hf-dataset")
 
