@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -36,12 +36,10 @@ from smoothadv.evaluation.setup import (
 from smoothadv.evaluation.specs import FalsifySpec
 from smoothadv.noise import Purpose
 from smoothadv.records import logs as records
+from smoothadv.records.readers import DataFrame
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import ABSTAIN
 from smoothadv.statistics.bounds import tolerated_false_statements
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _SAME = (
     "sigmas threshold "
@@ -186,7 +184,7 @@ class Verdict:
     ``tolerated``.
     """
 
-    flips: pd.DataFrame
+    flips: DataFrame
     tolerated: int
     sentence: str
 
@@ -244,7 +242,7 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
 
 
 def verdict(
-    spec: FalsifySpec, certificates: Certificates, table: pd.DataFrame, named: object = None
+    spec: FalsifySpec, certificates: Certificates, table: DataFrame, named: object = None
 ) -> Verdict:
     """Judge ``certificates`` by the rows of the whole log of ``falsify``. The sentence is about
     what is ``named`` (None: the log of certificates).
