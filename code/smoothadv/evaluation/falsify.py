@@ -11,8 +11,6 @@ probability of a false alarm. The binomial distribution counts all images of the
 without a certificate: the share of false certificates among the issued ones has no bound.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,7 +63,7 @@ class Certificates:
     settings: dict[str, Any]
     top_k: int = 1
 
-    def restricted_to(self, chosen: Collection[int]) -> Certificates:
+    def restricted_to(self, chosen: Collection[int]) -> "Certificates":
         """Only the certificates of the ``chosen`` images; UserError if there are none.
 
         Images without a certificate count too: the selection must not depend on which images are

@@ -2,8 +2,6 @@
 processes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -72,7 +70,7 @@ class LogContent:
     activity: str
     title: str = "correct"
     scores: Callable[[Row], bool] = lambda row: bool(row["correct"])
-    attack: StagedAttack | None = None
+    attack: "StagedAttack | None" = None
     keeps_images: bool = False
     counter: VoteCounter | None = None
 

@@ -3,8 +3,6 @@
 The identity is all that decides the numbers in a log; a log is continued only with an equal one.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -169,7 +167,7 @@ class Evaluation:
                 f"there are {most / 2**30:.1f}: give a smaller one, below {most // each + 1}"
             )
 
-    def continuing(self, log: Path | None) -> Evaluation:
+    def continuing(self, log: Path | None) -> "Evaluation":
         """The same evaluation for ``log``, with the batch with which it was started, if it exists.
 
         Its digest of the logits is None until ``probed``, which runs the model: first, other
@@ -183,7 +181,7 @@ class Evaluation:
             settings = {name: value for name, value in settings.items() if name not in _MACHINE}
         return replace(self, log=log, batch=batch, settings=settings)
 
-    def probed(self) -> Evaluation:
+    def probed(self) -> "Evaluation":
         """The same evaluation with the digest of its logits; UserError with --sound, else a
         warning, where logits depend on the process or on the other images of a batch.
         """

@@ -4,8 +4,6 @@ A spec is complete and frozen. Its fields are the options of the command and the
 Python function; a contradiction between them is refused here, for both.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -416,7 +414,7 @@ class AttackedSpec(EvaluationSpec):
         except ValueError as error:
             raise UserError(str(error)) from error
 
-    def smoothed_attack(self, seed: int, batch: int = 256) -> StagedAttack:
+    def smoothed_attack(self, seed: int, batch: int = 256) -> "StagedAttack":
         """The attack on the smoothed classifiers, with this seed and batch."""
         from smoothadv.attacks import SmoothedAttack, StagedAttack
 
