@@ -46,7 +46,6 @@ OF_STAGES = ("sigmas", "noise_distances", "threshold")
 """Settings of procedures that the stages decide, and no ``settings``."""
 PREDICTION_DRAWS = 100_000
 """The draws of PREDICT per image, by default."""
-a_fraction = number(float, "a number above 0 and below 1, like 0.999", lambda v: 0 < v < 1)
 
 
 _PROCEDURES = {
@@ -526,7 +525,7 @@ class FalsifySpec(_OutdirSpec):
     )
     fraction: float = setting(
         0.999,
-        parse=a_fraction,
+        parse=number(float, "a number above 0 and below 1, like 0.999", lambda v: 0 < v < 1),
         group="falsification",
         help="largest norm of an attack, as a fraction of the radius",
     )

@@ -24,7 +24,7 @@ from smoothadv.evaluation.specs import CertifySpec, EvaluationSpec
 from smoothadv.models.load import BaseClassifier, classifier_digest, load
 from smoothadv.models.name import sigma_names
 from smoothadv.noise import GaussianNoise, Noise, NoiseKey, RoundedGaussianNoise
-from smoothadv.records.logs import DENOISER
+from smoothadv.records.logs import DENOISER, MODEL
 from smoothadv.voting.classifier import (
     CompiledClassifier,
     VotingClassifier,
@@ -35,7 +35,6 @@ from smoothadv.voting.classifier import (
 # Logits of an image that differ by more than this share of the largest one differ by more than
 # rounding, also in bf16.
 _FUNCTION = 0.02
-_DIGESTS = ("checkpoint_sha256", "module_sha256")
 _WORTH_COMPILING = 600.0
 """Seconds of work for which a minute of compiling is spent."""
 _WORTH_ANOTHER_CLASSIFIER = 1.25
@@ -185,7 +184,7 @@ def joined(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:
     together: dict[str, Any] = {}
     for name in {name: None for each in settings for name in each}:
         values = [each.get(name) for each in settings]
-        if len(values) > 1 and name in _DIGESTS:
+        if len(values) > 1 and name in MODEL:
             together[name] = {"stages": values}
         elif all(value == values[0] for value in values):
             together[name] = values[0]

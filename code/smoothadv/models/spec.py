@@ -47,7 +47,6 @@ from smoothadv.records.logs import training_record
 from smoothadv.statistics.cascade import DEFAULT_THRESHOLD
 
 Spec = TypeVar("Spec", bound="ModelSpec")
-thread_count = number(int, "a whole number from 1 to 1,024", lambda v: 1 <= v <= MOST_THREADS)
 
 
 def device(text: str) -> Any:
@@ -84,7 +83,7 @@ class RunSpec(Checked):
     )
     threads: int | None = setting(
         None,
-        parse=thread_count,
+        parse=number(int, "a whole number from 1 to 1,024", lambda v: 1 <= v <= MOST_THREADS),
         metavar="N",
         group="running",
         keyword=False,

@@ -322,7 +322,6 @@ METHODS = {
     name: kind for name, kind in PROCEDURES.items() if kind.__module__.startswith("smoothadv.")
 }
 """The procedures whose logs readers judge: those of plug-ins have rules of their own."""
-_ANY_NUMBER = number(float, "a finite number", lambda value: True)
 OF_OTHERS = ("attack", "against", "calibration", "at_least")
 """Settings that no certification log has."""
 _TEXT_OR_NULL = (str, NoneType)
@@ -339,7 +338,7 @@ SETTINGS: dict[str, Any] = {
     **dict.fromkeys("images_saved base_attack".split(), bool),
     **dict.fromkeys("N0 num_classes threads restarts".split(), positive_int),
     **dict.fromkeys("batch attack_batch".split(), batch_size),
-    **dict.fromkeys("mean std".split(), [_ANY_NUMBER]),
+    **dict.fromkeys("mean std".split(), [number(float, "a finite number", lambda value: True)]),
     "input_layer": (*_TEXT_OR_NULL, [_TEXT_OR_NULL]),
     "attack": (dict, NoneType),
     "training": (dict, NoneType, [(dict, NoneType)]),
