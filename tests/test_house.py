@@ -132,7 +132,7 @@ ALLOWED = {
     "datasets": BASE | {"noise"},
     "architectures": BASE | {"datasets"},
     "attacks": BASE | {"architectures", "noise"},
-    "models": BASE | {"architectures", "attacks", "datasets", "noise", "records", "statistics"},
+    "models": BASE | {"architectures", "datasets", "noise", "records", "statistics"},
     "checkpoints": {"models"},
     "objectives": BASE | {"attacks", "noise", "statistics"},
     "voting": BASE | {"architectures", "noise", "statistics"},
@@ -156,7 +156,7 @@ WITHOUT_TORCH = {
     *("evaluation.shards", "models.name"),
     *("sweep.grid", "sweep.jobs", "sweep.stages", "sweep.engines"),
     *("sets.coverage", "sets.scores", "sets.table"),
-    *("cli.options.recipes", "cli.runner"),
+    "cli.runner",
 }
 # Their functions may import torch, but importing them does not: names, requests and help texts do
 # not wait for it.

@@ -22,15 +22,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from smoothadv.architectures.denoisers import resized
 from smoothadv.architectures.libraries import library_network
-from smoothadv.architectures.logits import logits_in, logits_of, probe
-from smoothadv.attacks.estimators import frozen
+from smoothadv.architectures.logits import frozen, logits_in, logits_of, probe
 from smoothadv.base.devices import allows_tf32
 from smoothadv.base.distributed import is_launched
 from smoothadv.base.errors import UserError
@@ -39,13 +38,15 @@ from smoothadv.base.settings import Checked, checked, setting, settings_of, take
 from smoothadv.datasets import DatasetDescription, ImageDataset, describe_dataset
 from smoothadv.datasets.given import GivenImages, described, first_image, items_of
 from smoothadv.evaluation import certify as certifying
+from smoothadv.evaluation import falsify as falsifying
 from smoothadv.evaluation import predict as predicting
+from smoothadv.evaluation.falsify import Verdict
 from smoothadv.evaluation.specs import (
     AttackSpec,
     CertifySpec,
-    EvaluationSpec,
     FalsifySpec,
     PredictSpec,
+    Spec,
 )
 from smoothadv.models.checkpoint import read_members
 from smoothadv.models.name import (
@@ -59,17 +60,12 @@ from smoothadv.models.name import (
 )
 from smoothadv.models.spec import side_and_filter
 from smoothadv.objectives import Objective
+from smoothadv.records.readers import DataFrame
 from smoothadv.training.setup import Trained
 from smoothadv.training.setup import train as train_as_specified
 from smoothadv.training.spec import ScheduleSpec, TrainSpec
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from smoothadv.evaluation.falsify import Verdict
-
 Model = str | os.PathLike[str] | torch.nn.Module
-Spec = TypeVar("Spec", bound=EvaluationSpec)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +123,7 @@ def torch_settings_kept() -> Iterator[None]:
 @torch_settings_kept()
 def certify(
     model: Model | None = None, images: Any = None, labels: Any = None, **keywords: Any
-) -> pd.DataFrame:
+) -> DataFrame:
     """Certify images with the smoothed classifier (Cohen et al., 2019): a class and an l2 radius
     each, or -1 and 0.
 
@@ -151,7 +147,7 @@ def certify(
 @torch_settings_kept()
 def predict(
     model: Model | None = None, images: Any = None, labels: Any = None, **keywords: Any
-) -> pd.DataFrame:
+) -> DataFrame:
     """The smoothed classifier's classes (-1: it abstains), after an ``attack`` on the images, where
     one is given. Each is right but for ``alpha`` (PREDICT of Cohen et al., 2019).
 
@@ -172,7 +168,7 @@ def predict(
 
 @takes(AttackSpec, ArraySpec)
 @torch_settings_kept()
-def attack(model: Model, images: Any, labels: Any = None, **keywords: Any) -> pd.DataFrame:
+def attack(model: Model, images: Any, labels: Any = None, **keywords: Any) -> DataFrame:
     """Attack images with each of ``epsilons`` (l2, on images in [0, 1]; by default that of
     ``attack``), then predict them.
 
@@ -207,8 +203,6 @@ def falsify(model: Model, images: Any, labels: Any = None, **keywords: Any) -> V
     refute the log, which happens to a true one with probability at most ``false_alarm``. UserError
     on bad input and where the log is about another model, other images or another sigma.
     """
-    from smoothadv.evaluation import falsify as falsifying  # imports the analyses
-
     spec = spec_of_call(FalsifySpec, "falsify", model, images, labels, keywords)
     log, certificates = falsifying.falsify(spec)
     named = None if spec.outdir is None else log.path
@@ -363,7 +357,7 @@ def spec_of_call(
     return kind(dataset=dataset, **fields)
 
 
-def _without_labels(images: Any, labels: Any, rows: pd.DataFrame) -> pd.DataFrame:
+def _without_labels(images: Any, labels: Any, rows: DataFrame) -> DataFrame:
     """The rows, without what the labels of an array say where it has none."""
     is_array = isinstance(images, (torch.Tensor, np.ndarray))
     return rows.drop(columns=["label", "correct"]) if is_array and labels is None else rows

@@ -6,8 +6,8 @@ from functools import partial
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from smoothadv.architectures.logits import explained, logits_in
-from smoothadv.attacks.estimators import Model, frozen, noisy_logits
+from smoothadv.architectures.logits import explained, frozen, logits_in
+from smoothadv.attacks.estimators import Model, noisy_logits
 from smoothadv.attacks.micro_batches import rows_per_pass
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import (

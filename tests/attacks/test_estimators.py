@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from smoothadv.architectures.logits import frozen
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import (
     PlugIn,
     Stein,
-    frozen,
     plug_in,
     smoothed_loss,
     stein_gradient,

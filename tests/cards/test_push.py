@@ -22,7 +22,7 @@ import smoothadv
 from smoothadv.base.files import digest, file_digest
 from smoothadv.checkpoints import load_classifier
 from smoothadv.integer.network import IntegerNetwork
-from smoothadv.models import hub as checkpoints_on_hub
+from smoothadv.models import contents as checkpoints_on_hub
 from support.commands import Outcome, call, manifest_of, refused, script, succeed, timeless
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")

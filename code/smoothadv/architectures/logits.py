@@ -1,6 +1,6 @@
 """Any module as a classifier that returns logits [B, K], whatever it returns itself."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -115,3 +115,34 @@ def logits_of(
             f"'{description.name}' have {description.num_classes}"
         )
     return classifier
+
+
+@contextmanager
+def frozen(model: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Inside, the model is in eval mode and its parameters need no gradients; all modes and flags
+    are restored then. UserError where the model does not let itself be prepared so.
+    """
+    if not isinstance(model, torch.nn.Module):
+        yield
+        return
+    modes = [(module, module.training) for module in model.modules()]
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        try:
+            model.eval()
+            model.requires_grad_(False)
+        except (RuntimeError, ValueError) as error:  # of TorchScript, torch.export, lazy layers
+            raise UserError(
+                f"{type(model).__name__} cannot be put in eval mode without gradients: give the "
+                "module of which it was made, or call its lazy layers once first "
+                f"({first_line(error)})"
+            ) from error
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        changed = [(one, flag) for one, flag in flags if one.requires_grad != flag]
+        # Those made in inference mode can be changed only in it.
+        with torch.inference_mode(any(parameter.is_inference() for parameter, _ in changed)):
+            for parameter, requires_grad in changed:
+                parameter.requires_grad_(requires_grad)

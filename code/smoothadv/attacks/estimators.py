@@ -6,15 +6,14 @@ computed. ``ESTIMATORS`` lists those that a command line can name.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
 
 import torch
 from torch.nn import functional as F
 
-from smoothadv.base.errors import UserError, first_line
+from smoothadv.base.errors import UserError
 from smoothadv.base.settings import Checked, number, positive_noise_level, setting
 
 
@@ -41,37 +40,6 @@ GradientEstimator = Callable[[Model, torch.Tensor, torch.Tensor, torch.Tensor], 
 """Of a model, points, labels and noise: a function, or a frozen dataclass whose fields decide the
 estimate.
 """
-
-
-@contextmanager
-def frozen(model: Model) -> Iterator[None]:
-    """Inside, the model is in eval mode and its parameters need no gradients; all modes and flags
-    are restored then. UserError where the model does not let itself be prepared so.
-    """
-    if not isinstance(model, torch.nn.Module):
-        yield
-        return
-    modes = [(module, module.training) for module in model.modules()]
-    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    try:
-        try:
-            model.eval()
-            model.requires_grad_(False)
-        except (RuntimeError, ValueError) as error:  # of TorchScript, torch.export, lazy layers
-            raise UserError(
-                f"{type(model).__name__} cannot be put in eval mode without gradients: give the "
-                "module of which it was made, or call its lazy layers once first "
-                f"({first_line(error)})"
-            ) from error
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        changed = [(one, flag) for one, flag in flags if one.requires_grad != flag]
-        # Those made in inference mode can be changed only in it.
-        with torch.inference_mode(any(parameter.is_inference() for parameter, _ in changed)):
-            for parameter, requires_grad in changed:
-                parameter.requires_grad_(requires_grad)
 
 
 def no_noise(inputs: torch.Tensor) -> torch.Tensor:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
+from smoothadv.architectures.logits import frozen
 from smoothadv.attacks.estimators import (
     Estimate,
     GradientEstimator,
     Model,
-    frozen,
     no_noise,
     noisy_logits,
     plug_in,

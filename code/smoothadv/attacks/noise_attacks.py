@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from smoothadv.attacks.estimators import Model, differentiated, frozen
+from smoothadv.architectures.logits import frozen
+from smoothadv.attacks.estimators import Model, differentiated
 from smoothadv.attacks.geometry import l2_norm, per_example, project_ball, unit
 
 

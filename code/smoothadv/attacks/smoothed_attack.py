@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from smoothadv.architectures.logits import frozen
 from smoothadv.attacks.estimators import (
     Model,
     PlugIn,
     Stein,
-    frozen,
     no_noise,
     noisy_logits,
     smoothed_loss,

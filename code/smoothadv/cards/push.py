@@ -85,7 +85,7 @@ def push(spec: PushSpec) -> list[str]:
         for path, content in paths.items():
             write_atomically(path, methodcaller("write", content))
         return [f"wrote {path}" for path in paths]
-    from smoothadv.models.hub import hub_asked_once, hub_errors  # imports torch
+    from smoothadv.models.contents import hub_asked_once, hub_errors  # imports torch
 
     with hub_errors(spec.repository), hub_asked_once():
         from huggingface_hub import CommitOperationAdd, HfApi, get_token
@@ -107,7 +107,7 @@ def push(spec: PushSpec) -> list[str]:
 def files_of(spec: PushSpec) -> dict[str, bytes]:
     """The files of a repository, by name; UserError as ``push``."""
     from smoothadv.models.checkpoint import MODULE_PREFIX, USED, read_checkpoint  # imports torch
-    from smoothadv.models.hub import checkpoint_digest, hub_errors, packed
+    from smoothadv.models.contents import checkpoint_digest, hub_errors, packed
 
     path = spec.checkpoint
     if members_of(path).mean is not None:

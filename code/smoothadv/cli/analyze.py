@@ -1,9 +1,8 @@
 """analyze: certification logs in; summaries, tables and plots out."""
 
-import dataclasses
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,7 +116,7 @@ def _make_parser() -> Parser:
         for one in options_of(AnalyzeOptions):
             if one.field == "output":
                 parse = output_folder if component.makes == "page" else output_file
-                one = dataclasses.replace(one, parse=parse, help=_OUTPUTS[component.makes])
+                one = replace(one, parse=parse, help=_OUTPUTS[component.makes])
             add_settings(command, [one])
         add_settings(command.add_argument_group(name), options_of(component))
     return parser

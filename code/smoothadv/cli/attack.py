@@ -2,13 +2,10 @@
 its certificates.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from smoothadv.analysis.examples import write_pictures
 from smoothadv.base.errors import UsageError, UserError, counted
@@ -22,6 +19,7 @@ from smoothadv.cli.evaluation import (
 )
 from smoothadv.cli.options.attack import EvaluationAttackOptions, add_attack, attacked_fields
 from smoothadv.cli.runner import Options, Parser, command_line_of, run
+from smoothadv.evaluation.falsify import Verdict, falsify, verdict
 from smoothadv.evaluation.predict import attack
 from smoothadv.evaluation.specs import AttackSpec, FalsifySpec
 from smoothadv.models.spec import use_threads
@@ -29,9 +27,6 @@ from smoothadv.records.logs import CLASS, examples_path, numbered, pictures_fold
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import ABSTAIN
 from smoothadv.statistics.bounds import binomial_interval
-
-if TYPE_CHECKING:
-    from smoothadv.evaluation.falsify import Verdict
 
 _DEFAULTS = {"--attack": "PGD", "--num-steps": 20}
 
@@ -103,9 +98,7 @@ def _attack(parser: Parser, options: Options, command: Sequence[str]) -> None:
     use_threads(spec)
     logs: Iterable[WrittenLog]
     if isinstance(spec, FalsifySpec):
-        from smoothadv.evaluation import falsify as falsifying  # imports the analyses and pandas
-
-        log, certificates = falsifying.falsify(spec)
+        log, certificates = falsify(spec)
         logs = [log]
     else:
         logs = attack(spec)
@@ -122,28 +115,28 @@ def _attack(parser: Parser, options: Options, command: Sequence[str]) -> None:
                 *"outdir --images --only --skip --max --shard --existing --png debug".split()
             }
             words = command_line_of(parser, options, without, changes)
-            verdict = falsifying.verdict(spec, certificates, log.table, log.path)
-            _print_verdict(verdict, spec, parser.prog, words)
+            found = verdict(spec, certificates, log.table, log.path)
+            _print_verdict(found, spec, parser.prog, words)
         else:
             _summarise(log)
 
 
-def _print_verdict(verdict: Verdict, spec: FalsifySpec, prog: str, words: list[str]) -> None:
+def _print_verdict(found: Verdict, spec: FalsifySpec, prog: str, words: list[str]) -> None:
     """Print each flip with the command that repeats its attack; UserError if the log holds false
     certificates.
     """
-    columns = numbered(verdict.flips.columns, CLASS) or ["predict"]
-    for row in verdict.flips.itertuples():
-        found = ", ".join(str(getattr(row, name)) for name in columns)
+    columns = numbered(found.flips.columns, CLASS) or ["predict"]
+    for row in found.flips.itertuples():
+        predicted = ", ".join(str(getattr(row, name)) for name in columns)
         repeat = [*words[:3], f"{spec.outdir}_{row.idx}", *words[3:], "--only", str(row.idx)]
         print(
             f"flipped: image {row.idx} (class {row.label}), certified as {row.certified} within "
-            f"{row.radius:.6g}, is predicted as {found} at a distance of {row.attack_norm:.6g}; "
-            f"again with\n  {prog} {shlex.join(repeat)}"
+            f"{row.radius:.6g}, is predicted as {predicted} at a distance of "
+            f"{row.attack_norm:.6g}; again with\n  {prog} {shlex.join(repeat)}"
         )
-    if verdict.refutes:
-        raise UserError(f"{spec.against} holds false certificates: {verdict.sentence}")
-    print(verdict.sentence)
+    if found.refutes:
+        raise UserError(f"{spec.against} holds false certificates: {found.sentence}")
+    print(found.sentence)
 
 
 def _summarise(log: WrittenLog) -> None:

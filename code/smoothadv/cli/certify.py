@@ -28,7 +28,7 @@ from smoothadv.evaluation.specs import CertifySpec, VerifySpec, method_of
 from smoothadv.models.name import STAGES
 from smoothadv.models.spec import use_threads
 from smoothadv.records.writer import WrittenLog
-from smoothadv.statistics import PROCEDURES
+from smoothadv.statistics import PROCEDURES, accuracy
 
 _EXAMPLES = """examples:
   python code/certify.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/cifar10.tsv --skip 20
@@ -80,9 +80,8 @@ def _certify(parser: Parser, options: Options, command: Sequence[str]) -> None:
     """
     spec = spec_of(options, command)
     use_threads(spec)
-    # Import torch, or SciPy, for which a usage error need not wait.
+    # Imports torch, for which a usage error need not wait.
     from smoothadv.evaluation.certify import certify, rehearse
-    from smoothadv.statistics import accuracy
 
     if spec.dry_run:
         if text := rehearse(spec):
@@ -122,7 +121,7 @@ verify_parser = partial(
 
 
 def _verify(parser: Parser, options: Options, command: Sequence[str]) -> None:
-    from smoothadv.evaluation.verify import verify  # imports torch
+    from smoothadv.evaluation.certify import verify  # imports torch
 
     spec = VerifySpec(**given_settings(VerifySpec, options))
     use_threads(spec)

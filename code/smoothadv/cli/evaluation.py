@@ -8,18 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_DOWN, Decimal
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from smoothadv.base.errors import counted, escape
 from smoothadv.base.settings import Checked, options_of, output_file, setting
 from smoothadv.cli.runner import Options, Parser, add_settings, given_settings, invocation
 from smoothadv.evaluation.shards import Shard, merge
-from smoothadv.evaluation.specs import EvaluationSpec
+from smoothadv.evaluation.specs import EvaluationSpec, Spec
 from smoothadv.models.spec import say_what_is_certified, use_threads
 from smoothadv.records.logs import shards_of
 from smoothadv.records.writer import WrittenLog
 
-Spec = TypeVar("Spec", bound=EvaluationSpec)
 _IMAGE_FIELDS = (
     "dataset model sigma n n0 alpha sound arch weights input_layer pretrained denoiser timestep "
     "resize local_noise data_dir batch precision compile seed device tf32 threads"

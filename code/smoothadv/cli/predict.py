@@ -7,7 +7,6 @@ from smoothadv.attacks import ATTACKS
 from smoothadv.base.errors import UsageError, counted
 from smoothadv.cli.evaluation import (
     CONTINUED,
-    Spec,
     evaluate_images,
     images_parser,
     is_finished,
@@ -23,7 +22,7 @@ from smoothadv.cli.options.attack import (
 )
 from smoothadv.cli.runner import Options, Parser, run
 from smoothadv.evaluation.predict import predict
-from smoothadv.evaluation.specs import PredictSpec
+from smoothadv.evaluation.specs import PredictSpec, Spec
 from smoothadv.models.spec import use_threads
 from smoothadv.statistics import ABSTAIN
 

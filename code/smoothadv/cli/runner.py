@@ -36,8 +36,6 @@ from smoothadv.version import __version__
 
 Options = Mapping[str, Any]
 """What is on a command line: values by the main flag, or by the name of a positional argument."""
-Main = Callable[[Sequence[str]], int]
-"""Runs a command with these arguments; returns the exit code."""
 SUCCESS, FAILURE, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 # Options of the released code that are called otherwise here, or are not needed.
 _RELEASED = {
@@ -332,7 +330,7 @@ def run(
     body: Callable[[Parser, Options, Sequence[str]], None],
     arguments: Sequence[str],
     interrupted: str = "",
-    subcommands: Mapping[str, Main] = MappingProxyType({}),
+    subcommands: Mapping[str, Callable[[Sequence[str]], int]] = MappingProxyType({}),
 ) -> int:
     """Parse ``arguments``, call ``body`` and turn what happens into an exit code; or run one of
     ``subcommands``, where its name comes first in the arguments, with those that follow.

@@ -8,7 +8,7 @@ after the colon. Each file in ``sources`` registers a ``Source``, which holds tw
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -158,6 +158,12 @@ class ImageDataset(Protocol):
 
     def fingerprint(self) -> str:
         """A hash that changes whenever an image, a label or their order does."""
+
+
+def labels_of(dataset: ImageDataset, indices: Iterable[int]) -> list[int]:
+    """The labels of these images, which are read where only the items tell."""
+    labels = getattr(dataset, "labels", None)
+    return [int(dataset[index][1] if labels is None else labels[index]) for index in indices]
 
 
 SPLITS = ("train", "test")

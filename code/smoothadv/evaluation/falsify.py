@@ -11,13 +11,10 @@ probability of a false alarm. The binomial distribution counts all images of the
 without a certificate: the share of false certificates among the issued ones has no bound.
 """
 
-from __future__ import annotations
-
-import dataclasses
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -37,12 +34,10 @@ from smoothadv.evaluation.setup import (
 from smoothadv.evaluation.specs import FalsifySpec
 from smoothadv.noise import Purpose
 from smoothadv.records import logs as records
+from smoothadv.records.readers import DataFrame
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import ABSTAIN
 from smoothadv.statistics.bounds import tolerated_false_statements
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _SAME = (
     "sigmas threshold "
@@ -68,7 +63,7 @@ class Certificates:
     settings: dict[str, Any]
     top_k: int = 1
 
-    def restricted_to(self, chosen: Collection[int]) -> Certificates:
+    def restricted_to(self, chosen: Collection[int]) -> "Certificates":
         """Only the certificates of the ``chosen`` images; UserError if there are none.
 
         Images without a certificate count too: the selection must not depend on which images are
@@ -78,7 +73,7 @@ class Certificates:
         claims = {index: self.claims[index] for index in images if index in self.claims}
         if not claims:
             raise UserError(f"{self.path} certifies none of the images that were chosen")
-        return dataclasses.replace(self, images=images, claims=claims)
+        return replace(self, images=images, claims=claims)
 
     def check_evaluation(self, evaluation: Evaluation) -> None:
         """UserError unless the certificates were made for the classifier and the images that are to
@@ -187,7 +182,7 @@ class Verdict:
     ``tolerated``.
     """
 
-    flips: pd.DataFrame
+    flips: DataFrame
     tolerated: int
     sentence: str
 
@@ -213,7 +208,7 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
             raise UserError(
                 f"{spec.against} was made with --sound and --batch {recorded}, not {batch}"
             )
-        spec = dataclasses.replace(spec, batch=batch)
+        spec = replace(spec, batch=batch)
     every = certificates
     evaluation = prepare(spec, path, sound, certificates.settings if sound else None)
     certificates = every.restricted_to(
@@ -226,7 +221,7 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
         raise UserError(f"--only {missing[0]}: {spec.against} certifies no image {missing[0]}")
     if spec.image_set and (others := {*evaluation.indices} - {*every.images}):
         warn(f"{spec.against} has no rows of {counted(len(others), 'image')} of those named")
-    evaluation, attack = with_attack_batch(dataclasses.replace(evaluation, indices=indices))
+    evaluation, attack = with_attack_batch(replace(evaluation, indices=indices))
     polls = CertificatePolls(evaluation, attack, certificates.top_k, certificates=certificates)
     sha256, alpha = file_digest(spec.against), certificates.alpha
     content = polls.content(
@@ -245,7 +240,7 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
 
 
 def verdict(
-    spec: FalsifySpec, certificates: Certificates, table: pd.DataFrame, named: object = None
+    spec: FalsifySpec, certificates: Certificates, table: DataFrame, named: object = None
 ) -> Verdict:
     """Judge ``certificates`` by the rows of the whole log of ``falsify``. The sentence is about
     what is ``named`` (None: the log of certificates).

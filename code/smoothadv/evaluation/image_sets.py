@@ -7,7 +7,7 @@ from pathlib import Path
 from smoothadv.base.errors import UserError, counted, escape
 from smoothadv.base.files import digest
 from smoothadv.base.settings import SettingError, refuse_any
-from smoothadv.datasets import ImageDataset, refusing
+from smoothadv.datasets import ImageDataset, labels_of, refusing
 from smoothadv.records.logs import OF_CLASSES, RANGE, in_file
 
 
@@ -82,9 +82,3 @@ def _of_each_class(dataset: ImageDataset, each: int, seed: int, what: str) -> li
             "are to be chosen"
         )
     return by_class.groupby(by_class).head(each).index.tolist()
-
-
-def labels_of(dataset: ImageDataset, indices: list[int] | range) -> list[int]:
-    """The labels of these images, which are read where only the items tell."""
-    labels = getattr(dataset, "labels", None)
-    return [int(dataset[index][1] if labels is None else labels[index]) for index in indices]

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from smoothadv.attacks import StagedAttack
 from smoothadv.base.devices import to_host
 from smoothadv.base.errors import UserError, counted
 from smoothadv.base.files import reserved
@@ -34,6 +33,9 @@ from smoothadv.records.writer import (
     read_rows,
 )
 from smoothadv.voting.counter import Poll, VoteCounter, check_integers
+
+if TYPE_CHECKING:
+    from smoothadv.attacks import StagedAttack
 
 # An attack takes up to this many passes' worth of images at a time, so that few places of its last
 # passes stay empty.
@@ -68,7 +70,7 @@ class LogContent:
     activity: str
     title: str = "correct"
     scores: Callable[[Row], bool] = lambda row: bool(row["correct"])
-    attack: StagedAttack | None = None
+    attack: "StagedAttack | None" = None
     keeps_images: bool = False
     counter: VoteCounter | None = None
 
@@ -161,7 +163,7 @@ def _write_by_all_processes(
             gather(log, settings)
             if log.exists():
                 _open_log(evaluation, content, settings, log, examples, "resume").close()
-    done = read_rows(log.read_bytes())[1] if log.exists() else {}
+    done = read_rows(log.read_bytes(), f"{log} is damaged")[1] if log.exists() else {}
     missing = [index for index in examples if index not in done] if done else examples
     if missing:
         shard = Shard(processes.rank, processes.size)
@@ -173,7 +175,7 @@ def _write_by_all_processes(
     if processes.is_first:
         gather(log, settings)
     processes.wait()
-    return read_rows(log.read_bytes())[1]
+    return read_rows(log.read_bytes(), f"{log} is damaged")[1]
 
 
 def _begin_anew(log: Path, existing: str) -> None:

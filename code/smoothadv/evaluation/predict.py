@@ -2,9 +2,8 @@
 2019); or attack them with each of several epsilons, into a log and a file of images for each.
 """
 
-import dataclasses
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -70,7 +69,7 @@ def with_attack_batch(evaluation: Evaluation) -> tuple[Evaluation, StagedAttack 
         )
     batch = evaluation.processes.received(batch)
     record = {"attack": settings_record(spec.attack), "attack_batch": batch}
-    evaluation = dataclasses.replace(evaluation, settings={**evaluation.settings, **record})
+    evaluation = replace(evaluation, settings={**evaluation.settings, **record})
     return evaluation, spec.smoothed_attack(evaluation.last.key.attack_seed, batch)
 
 
@@ -190,7 +189,7 @@ def attack(spec: AttackSpec) -> Iterator[WrittenLog]:
     evaluation, _ = with_attack_batch(evaluation)
     for path, one in specs.items():
         log = None if spec.outdir is None else path
-        continued = dataclasses.replace(evaluation, spec=one).continuing(log)
+        continued = replace(evaluation, spec=one).continuing(log)
         polls = PredictionPolls(*with_attack_batch(continued))
         content = polls.content(f"attacking, epsilon {one.attack.epsilon:g}", keeps_images=True)
         yield write_log(polls.evaluation, content)
@@ -200,7 +199,7 @@ def specs_by_log(spec: AttackSpec) -> dict[Path, AttackSpec]:
     """The logs of a spec, and the spec of each."""
     specs = {}
     for epsilon in spec.epsilons:
-        attack = dataclasses.replace(spec.attack, epsilon=epsilon)
-        one = dataclasses.replace(spec, attack=attack, epsilons=(epsilon,))
+        attack = replace(spec.attack, epsilon=epsilon)
+        one = replace(spec, attack=attack, epsilons=(epsilon,))
         specs[attacked_log(spec.outdir or Path(), epsilon)] = one
     return specs

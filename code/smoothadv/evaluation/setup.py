@@ -3,8 +3,6 @@
 The identity is all that decides the numbers in a log; a log is continued only with an equal one.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,22 +19,29 @@ from smoothadv.base.errors import NonFiniteError, UserError, counted, warn
 from smoothadv.base.files import digest
 from smoothadv.base.progress import warn_of_hours
 from smoothadv.base.provenance import provenance
-from smoothadv.datasets import ImageDataset
-from smoothadv.evaluation.image_sets import labels_of
+from smoothadv.datasets import ImageDataset, labels_of
 from smoothadv.evaluation.specs import AttackedSpec, CertifySpec, EvaluationSpec
 from smoothadv.evaluation.voters import (
     Loaded,
     Voter,
+    fastest,
     joined,
     load_models,
     noise_keys,
     voter_of,
 )
-from smoothadv.models.hub import pinned
+from smoothadv.models.contents import pinned
 from smoothadv.models.load import BaseClassifier
 from smoothadv.noise import NoiseStream, Purpose, kernels_on
-from smoothadv.records import logs as records
-from smoothadv.records.logs import CLASSIFIER, DENOISER, IMAGE_SET, LOGITS, record_of, shards_of
+from smoothadv.records.logs import (
+    CLASSIFIER,
+    DENOISER,
+    IMAGE_SET,
+    LOGITS,
+    record_of,
+    recorded_settings,
+    shards_of,
+)
 from smoothadv.statistics.prediction import least_draws
 from smoothadv.voting.classifier import (
     CompiledClassifier,
@@ -162,7 +167,7 @@ class Evaluation:
                 f"there are {most / 2**30:.1f}: give a smaller one, below {most // each + 1}"
             )
 
-    def continuing(self, log: Path | None) -> Evaluation:
+    def continuing(self, log: Path | None) -> "Evaluation":
         """The same evaluation for ``log``, with the batch with which it was started, if it exists.
 
         Its digest of the logits is None until ``probed``, which runs the model: first, other
@@ -176,7 +181,7 @@ class Evaluation:
             settings = {name: value for name, value in settings.items() if name not in _MACHINE}
         return replace(self, log=log, batch=batch, settings=settings)
 
-    def probed(self) -> Evaluation:
+    def probed(self) -> "Evaluation":
         """The same evaluation with the digest of its logits; UserError with --sound, else a
         warning, where logits depend on the process or on the other images of a batch.
         """
@@ -320,8 +325,6 @@ def _fast(
     chosen = {"precision": recorded.get("precision"), "compile": recorded.get("compiled")}
     draws = len(spec.chosen_indices(dataset)) * (spec.n0 + spec.n)
     if None in chosen.values() and draws:
-        from smoothadv.evaluation.fastest import fastest
-
         if processes.is_first:
             chosen = fastest(spec, base.module, dataset[0][0], device, draws)
         chosen = processes.received(chosen)
@@ -392,7 +395,7 @@ def settings_to_continue(spec: EvaluationSpec, log: Path | None) -> dict[str, An
     settings: dict[str, Any] = {}
     if log is not None and spec.existing == "resume":
         for path in (log, *shards_of(log)):
-            settings = {**(records.recorded_settings(path) if path.is_file() else {}), **settings}
+            settings = {**(recorded_settings(path) if path.is_file() else {}), **settings}
     return settings
 
 

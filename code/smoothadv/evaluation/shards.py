@@ -52,9 +52,7 @@ class Shard:
         """What the manifest of a shard records in addition to the settings that all shards
         share.
         """
-        selection: Any = {"only": list(examples)}
-        if isinstance(examples, range):
-            selection = [examples.start, examples.stop, examples.step]
+        selection = records.selection_of(examples)
         return {"index": self.index, "count": self.count, "examples": selection}
 
 
@@ -164,10 +162,8 @@ def _read_part(path: Path) -> _Part:
     if not path.exists():
         raise UserError(f"cannot merge {path}: it does not exist")
     manifest = records.read_manifest_file(path)
-    try:
-        return _Part(path, manifest["settings"], manifest["runs"], *read_rows(path.read_bytes()))
-    except ValueError as error:
-        raise UserError(f"cannot merge {path}: {error}") from error
+    header, rows = read_rows(path.read_bytes(), f"cannot merge {path}")
+    return _Part(path, manifest["settings"], manifest["runs"], header, rows)
 
 
 def _has_rows(path: Path) -> bool:

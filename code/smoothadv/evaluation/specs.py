@@ -4,14 +4,11 @@ A spec is complete and frozen. Its fields are the options of the command and the
 Python function; a contradiction between them is refused here, for both.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from smoothadv.base import plugins
 from smoothadv.base.errors import UsageError, UserError
@@ -44,11 +41,11 @@ from smoothadv.statistics import PROCEDURES, Procedure, Smoothing
 if TYPE_CHECKING:
     from smoothadv.attacks import StagedAttack
 
+Spec = TypeVar("Spec", bound="EvaluationSpec")
 OF_STAGES = ("sigmas", "noise_distances", "threshold")
 """Settings of procedures that the stages decide, and no ``settings``."""
 PREDICTION_DRAWS = 100_000
 """The draws of PREDICT per image, by default."""
-a_fraction = number(float, "a number above 0 and below 1, like 0.999", lambda v: 0 < v < 1)
 
 
 _PROCEDURES = {
@@ -108,7 +105,7 @@ class EvaluationSpec(ModelSpec):
     """The settings that all evaluations of a smoothed classifier share.
 
     ``command`` is the command line that the manifest records (None: that of this process). ``n0``,
-    ``attack`` and ``only`` are those of commands that have them.
+    ``method``, ``attack`` and ``only`` are those of commands that have them.
     """
 
     n: int = setting(
@@ -185,6 +182,7 @@ class EvaluationSpec(ModelSpec):
     )
     command: Sequence[str] | None = None
     n0: int = 0
+    method: Any = None
     attack: Any = None
     only: Any = None
 
@@ -210,7 +208,7 @@ class EvaluationSpec(ModelSpec):
             {"dataset": self.dataset_name, "architecture": arch, "denoiser": arch}
             for arch in architectures
         ]
-        components = [getattr(self, "procedure_type", None), self.attack]
+        components = [PROCEDURES.get(self.method), self.attack]
         return plugins.digests(one for names in kinds for one in plugins.used(names, components))
 
     def identity(self, *architectures: str) -> dict[str, Any]:
@@ -294,7 +292,7 @@ class CertifySpec(EvaluationSpec):
         super().__post_init__()
         self._set(method=method_of(self.method, self.kind))
         if asked is None:
-            self._set(n=self.procedure_type.default_n)
+            self._set(n=PROCEDURES[self.method].default_n)
         if self.fast and (self.compile or self.precision != "fp32" or self.stages is not None):
             chosen = "a cascade or a router" if self.stages else "--precision or --compile"
             raise UsageError(f"--fast chooses for one classifier: it is not for {chosen}")
@@ -305,11 +303,6 @@ class CertifySpec(EvaluationSpec):
         undecided = ("precision", "compiled") if self.fast else ()
         return {name: value for name, value in known.items() if name not in undecided}
 
-    @property
-    def procedure_type(self) -> type[Procedure]:
-        """The class of the certification procedure."""
-        return PROCEDURES[self.method]
-
     def procedure(
         self,
         description: DatasetDescription | None = None,
@@ -318,8 +311,8 @@ class CertifySpec(EvaluationSpec):
         """The certification procedure for images of this description, under noise at this distance
         from a Gaussian, of each classifier; UsageError where it refuses its settings.
         """
-        fields = {field.name for field in dataclasses.fields(self.procedure_type)}
-        known = fields - {"smoothing", *OF_STAGES}
+        kind = PROCEDURES[self.method]
+        known = {field.name for field in fields(kind)} - {"smoothing", *OF_STAGES}
         given = dict(self.settings or {})
         if unknown := [name for name in given if name not in known]:
             expected = ", ".join(sorted(known)) or "none"
@@ -333,9 +326,8 @@ class CertifySpec(EvaluationSpec):
             given["noise_distances"] = noise_distances
             given |= {} if self.threshold is None else {"threshold": self.threshold}
         try:
-            levels = self.alpha, *noise_distances[:1]
-            smoothing = Smoothing(self.sigma, self.n0, self.n, *levels)
-            procedure = self.procedure_type(smoothing, **given)
+            smoothing = Smoothing(self.sigma, self.n0, self.n, self.alpha, *noise_distances[:1])
+            procedure = kind(smoothing, **given)
         except (ValueError, TypeError) as error:
             raise UsageError(str(error)) from error
         if description is not None:
@@ -421,7 +413,7 @@ class AttackedSpec(EvaluationSpec):
         except ValueError as error:
             raise UserError(str(error)) from error
 
-    def smoothed_attack(self, seed: int, batch: int = 256) -> StagedAttack:
+    def smoothed_attack(self, seed: int, batch: int = 256) -> "StagedAttack":
         """The attack on the smoothed classifiers, with this seed and batch."""
         from smoothadv.attacks import SmoothedAttack, StagedAttack
 
@@ -533,7 +525,7 @@ class FalsifySpec(_OutdirSpec):
     )
     fraction: float = setting(
         0.999,
-        parse=a_fraction,
+        parse=number(float, "a number above 0 and below 1, like 0.999", lambda v: 0 < v < 1),
         group="falsification",
         help="largest norm of an attack, as a fraction of the radius",
     )

@@ -22,7 +22,7 @@ from smoothadv.base.files import refuse_to_replace, reserved, write_atomically
 from smoothadv.integer.layers import DEFINITION, SEVEN_BITS, WHITE
 from smoothadv.integer.network import IntegerNetwork
 from smoothadv.models.checkpoint import INTEGER, read_checkpoint
-from smoothadv.models.hub import checkpoint_digest
+from smoothadv.models.contents import checkpoint_digest
 from smoothadv.models.load import integer_network
 from smoothadv.version import __version__
 

@@ -33,9 +33,8 @@ from smoothadv.base.errors import UserError, counted, escape, warn
 from smoothadv.base.files import digest, write_atomically
 from smoothadv.base.registry import UnknownNameError
 from smoothadv.datasets import DatasetDescription
-from smoothadv.models.hub import hub_content
-from smoothadv.models.inert import Inert, read_inertly
-from smoothadv.models.name import LIBRARY, Members, is_on_hub, members_of, parse_model
+from smoothadv.models.contents import Inert, content_of
+from smoothadv.models.name import Members, members_of
 
 Weights = dict[str, torch.Tensor]
 MODULE_PREFIX = "module:"
@@ -81,10 +80,6 @@ _PART = (
     "where it holds several networks, --weights KEY of certify, predict and attack chooses one by "
     "what its names begin with"
 )
-_REASONS = {
-    "TorchScript": "it is TorchScript: load it in a plug-in, docs/networks.md",
-    "Unsupported operand 149": "it has a pickle_protocol of its own: save it without one",
-}
 _KINDS = (
     (torch.float32, torch.float64, torch.float16, torch.bfloat16),
     (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
@@ -161,37 +156,9 @@ def missing_dataset_plugin(path: Path, dataset: str) -> str:
     return f"checkpoint {path}: {reason}" if reason else ""
 
 
-def _loaded(path: Path) -> Any:
-    """What is in a checkpoint file; UserError where that cannot be read, or is more than plain
-    tensors.
-    """
-    if path.is_dir():
-        raise UserError(
-            f"{path} is a folder: name the checkpoint file in it, like "
-            f"{path / 'checkpoint.pth.tar'}"
-        )
-    if not path.is_file():
-        hint = ": no network by name can be here" * (parse_model(path).kind == LIBRARY)
-        raise UserError(f"checkpoint {path} does not exist{hint}")
-    try:
-        return read_inertly(path)
-    except Exception as error:  # a damaged file can raise nearly anything
-        reason = next(
-            (reason for words, reason in _REASONS.items() if words in str(error)),
-            getattr(error, "strerror", ""),
-        )
-        # The rest of PyTorch's advice is about options that we lack.
-        if asked := re.search(r"GLOBAL (\S{1,99})", str(error)):
-            reason = f"it asks to load {asked[1]}"
-        raise UserError(
-            f"checkpoint {path} cannot be read: it is damaged or no PyTorch checkpoint of plain "
-            f"tensors{f' ({reason})' if reason else ''}"
-        ) from error
-
-
 def _content(path: Path, arch: str | None = None, chosen: str | None = None) -> dict[str, Any]:
     """What ``read_checkpoint`` returns, of whatever architecture."""
-    content = hub_content(str(path)) if is_on_hub(path) else _loaded(path)
+    content = content_of(path)
     if isinstance(content, Inert):
         raise UserError(f"checkpoint {path} is {content} as a whole: save its state_dict() instead")
     pairs = content.items() if isinstance(content, dict) else ()
@@ -240,8 +207,7 @@ def _content(path: Path, arch: str | None = None, chosen: str | None = None) -> 
             parts = value.values() if isinstance(value, dict) else value
             fits = all(isinstance(one, entry) for one in parts)
         if not fits:
-            shown = str(value) if isinstance(value, Inert) else reprlib.repr(value)
-            found = escape(shown, 80)
+            found = escape(str(value) if isinstance(value, Inert) else reprlib.repr(value), 80)
             raise UserError(f"checkpoint {path}: its {name} is {found}, expected {expected}")
     return content
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,8 +17,7 @@ from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.architectures.input_layers import build_input_layer
 from smoothadv.architectures.integers import NetworkOfIntegers, is_of_integers, of_integers
 from smoothadv.architectures.libraries import LibraryNetwork, library_network
-from smoothadv.architectures.logits import logits_of, probe
-from smoothadv.attacks.estimators import frozen
+from smoothadv.architectures.logits import frozen, logits_of, probe
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.registry import diffusion_model
 from smoothadv.datasets import (
@@ -42,13 +41,12 @@ from smoothadv.models.checkpoint import (
     recorded_input_layer,
     with_recorded_constants,
 )
-from smoothadv.models.hub import checkpoint_digest, pinned
+from smoothadv.models.contents import checkpoint_digest, pinned
 from smoothadv.models.name import CHECKPOINT, LIBRARY, MODULE, ModelName, parse_model
-from smoothadv.models.spec import DenoisedSpec, ModelSpec
+from smoothadv.models.spec import DenoisedSpec, ModelSpec, Spec
 from smoothadv.noise import derive_generator
 from smoothadv.records.logs import DENOISER
 
-Spec = TypeVar("Spec", bound=ModelSpec)
 RESIZE = "resize"
 _PHOTOGRAPHS = ("imagefolder", "hf-dataset")
 
@@ -96,7 +94,7 @@ def load(spec: Spec) -> tuple[Spec, BaseClassifier]:
         "--resize": spec.resize,
         "--local-noise": spec.local_noise,
     }
-    if is_of_integers(base.module) and (given := [flag for flag in before if before[flag]]):
+    if (given := [flag for flag in before if before[flag]]) and is_of_integers(base.module):
         raise UserError(
             "a network of integers reads noisy images in whole grey levels: leave "
             f"{' and '.join(given)} out"
@@ -175,8 +173,9 @@ def _by_name(spec: Spec) -> tuple[Spec, BaseClassifier]:
         )
     has, takes = spec.description.image_shape[0], len(network.mean or ())
     if takes not in (0, has):
-        fit = f"{name} takes images of {takes} channels"
-        raise UserError(f"{fit}, '{spec.description.name}' has {has}")
+        raise UserError(
+            f"{name} takes images of {takes} channels, '{spec.description.name}' has {has}"
+        )
     if spec.input_layer is not None:
         layer = build_input_layer(spec.input_layer, spec.description)
         module = nn.Sequential(layer, network.module)

@@ -29,7 +29,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from smoothadv.base import plugins
 from smoothadv.base.errors import UserError
@@ -166,8 +166,7 @@ def _described(path: Path) -> Members:
     return Members(path, tuple(location(path, member) for member in members), mean, layer)
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """A base classifier, and the standard deviation ``sigma`` > 0 of its noise."""
 
     model: ModelName
@@ -191,8 +190,6 @@ def stage_of(pair: Any, called: str) -> Stage:
     """The stage, or the router, that a pair of a model and a sigma describes; UserError where it is
     none.
     """
-    if isinstance(pair, Stage):
-        pair = pair.model, pair.sigma
     try:
         model, sigma = pair
     except (TypeError, ValueError):

@@ -3,10 +3,9 @@ output; and which model, one classifier or the stages of a cascade or a router.
 """
 
 import contextlib
-import dataclasses
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -48,7 +47,6 @@ from smoothadv.records.logs import training_record
 from smoothadv.statistics.cascade import DEFAULT_THRESHOLD
 
 Spec = TypeVar("Spec", bound="ModelSpec")
-thread_count = number(int, "a whole number from 1 to 1,024", lambda v: 1 <= v <= MOST_THREADS)
 
 
 def device(text: str) -> Any:
@@ -59,8 +57,9 @@ def device(text: str) -> Any:
 
 
 def _known_datasets() -> str:
-    sources = [(name, DATASETS[name]) for name in DATASETS]
-    names = [f"{name}:{one.location}" if one.takes_location else name for name, one in sources]
+    names = [
+        f"{name}:{one.location}" if one.takes_location else name for name, one in DATASETS.items()
+    ]
     return f"one of {', '.join(names)}"
 
 
@@ -84,7 +83,7 @@ class RunSpec(Checked):
     )
     threads: int | None = setting(
         None,
-        parse=thread_count,
+        parse=number(int, "a whole number from 1 to 1,024", lambda v: 1 <= v <= MOST_THREADS),
         metavar="N",
         group="running",
         keyword=False,
@@ -165,8 +164,9 @@ def timestep(text: str) -> str:
     try:
         return str(non_negative_int(text))
     except SettingError:
-        expected = f"{RELEASED}, {NEAREST} or the number of a step"
-        raise SettingError(f"'{text}' is not {expected}") from None
+        raise SettingError(
+            f"'{text}' is not {RELEASED}, {NEAREST} or the number of a step"
+        ) from None
 
 
 _side = number(int, "a number of pixels from 1 to 4,096", lambda v: 1 <= v <= 4096)
@@ -237,7 +237,7 @@ class DenoisedSpec(RunSpec):
         if self.resize is None:
             return images
         side = int(self.resize.partition(":")[0])
-        return dataclasses.replace(images, image_shape=(images.image_shape[0], side, side))
+        return replace(images, image_shape=(images.image_shape[0], side, side))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,7 +383,7 @@ class ModelSpec(DenoisedSpec):
         if self.stages is None:
             return self
         alone = {**self._OF_ONE_STAGE, "model": stage.model, "sigma": stage.sigma}
-        return dataclasses.replace(self, stages=None, router=None, threshold=None, **alone)
+        return replace(self, stages=None, router=None, threshold=None, **alone)
 
     @property
     def description(self) -> DatasetDescription:

@@ -155,8 +155,8 @@ def attacked_log(folder: Path, epsilon: float) -> Path:
 
 def shards_of(log: Path) -> list[Path]:
     """The existing shards of a log, in their order."""
-    folder = shard_folder(log)
-    return sorted(path for path in folder.glob("*.tsv") if SHARD_NAME.fullmatch(path.name))
+    found = shard_folder(log).glob("*.tsv")
+    return sorted(path for path in found if SHARD_NAME.fullmatch(path.name))
 
 
 def recorded_settings(log: Path) -> dict[str, Any]:
@@ -322,7 +322,6 @@ METHODS = {
     name: kind for name, kind in PROCEDURES.items() if kind.__module__.startswith("smoothadv.")
 }
 """The procedures whose logs readers judge: those of plug-ins have rules of their own."""
-_ANY_NUMBER = number(float, "a finite number", lambda value: True)
 OF_OTHERS = ("attack", "against", "calibration", "at_least")
 """Settings that no certification log has."""
 _TEXT_OR_NULL = (str, NoneType)
@@ -339,7 +338,7 @@ SETTINGS: dict[str, Any] = {
     **dict.fromkeys("images_saved base_attack".split(), bool),
     **dict.fromkeys("N0 num_classes threads restarts".split(), positive_int),
     **dict.fromkeys("batch attack_batch".split(), batch_size),
-    **dict.fromkeys("mean std".split(), [_ANY_NUMBER]),
+    **dict.fromkeys("mean std".split(), [number(float, "a finite number", lambda value: True)]),
     "input_layer": (*_TEXT_OR_NULL, [_TEXT_OR_NULL]),
     "attack": (dict, NoneType),
     "training": (dict, NoneType, [(dict, NoneType)]),
@@ -452,6 +451,13 @@ def images_of(settings: dict[str, Any], run: dict[str, Any]) -> Sequence[int]:
     return images[part["index"] :: part["count"]]
 
 
+def selection_of(images: Sequence[int]) -> Any:
+    """What the manifest of a shard says of the images of all shards."""
+    if isinstance(images, range):
+        return [images.start, images.stop, images.step]
+    return {"only": list(images)}
+
+
 def log_fault(manifest: dict[str, Any]) -> str:
     """What a certification log's settings, or its last run, lack, have too much or contradict; ""
     if nothing.
@@ -474,9 +480,7 @@ def log_fault(manifest: dict[str, Any]) -> str:
     except ValueError as error:
         return f"has an impossible setting, {error}"
     whole = images_of({**settings, "shard": {"index": 0, "count": 1}}, run)
-    selection: Any = (
-        [whole.start, whole.stop, whole.step] if isinstance(whole, range) else {"only": whole}
-    )
+    selection = selection_of(whole)
     shard = settings.get("shard", {"index": 0, "count": 1, "examples": selection})
     place, count = shard.get("index"), shard.get("count")
     is_shard = not expected([place, count], [non_negative_int]) and place < count
@@ -495,5 +499,4 @@ def log_fault(manifest: dict[str, Any]) -> str:
 def certification_columns(settings: dict[str, Any]) -> list[str]:
     """The columns of a certification log of one of METHODS, in their order."""
     procedure = METHODS[settings["method"]].recorded(settings)
-    further = [SQUARED_RADIUS] * settings["sound"]
-    return [*CERTIFICATION_COLUMNS, *procedure.columns, *further]
+    return [*CERTIFICATION_COLUMNS, *procedure.columns, *[SQUARED_RADIUS] * settings["sound"]]

@@ -20,7 +20,6 @@ import numpy as np
 from smoothadv.base.errors import UserError, counted, escape, first_line
 from smoothadv.base.settings import refuse_any
 from smoothadv.records import logs as records
-from smoothadv.records.logs import METHODS, certification_columns, images_of, log_fault
 from smoothadv.records.rows import prediction_checks, row_checks
 from smoothadv.statistics import COUNT_COLUMNS
 
@@ -44,12 +43,12 @@ _REAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4}
 _CERTIFICATION = (*records.EXAMPLE_COLUMNS, "radius")
 _OF_FALSIFICATION = records.FALSIFICATION_COLUMNS[len(records.ATTACK_COLUMNS) :]
 # Nothing is computed from these released columns, and a time may be of any form.
-_UNREAD = {"time", "basePredict"}
+UNREAD = {"time", "basePredict"}
 _NUMERIC = {
     *records.CERTIFICATION_COLUMNS,
     *records.FALSIFICATION_COLUMNS,
     records.TARGET_COLUMN,
-} - _UNREAD
+} - UNREAD
 # A field as a message may repeat it: not all of it, and a digit that only looks like one is told
 # from one.
 _brief = partial(escape, most=40, plain=True)
@@ -58,7 +57,7 @@ _TRAINING = ("epoch", "train_loss", "train_accuracy", "test_loss", "test_accurac
 _PERCENT = {"trainacc": "train_accuracy", "testacc": "test_accuracy"}
 # Others spell these in several ways.
 _NAMES = _PERCENT | {
-    name.lower().replace("_", ""): name for name in (*_NUMERIC, *_UNREAD, *_TRAINING)
+    name.lower().replace("_", ""): name for name in (*_NUMERIC, *UNREAD, *_TRAINING)
 }
 
 
@@ -211,7 +210,7 @@ def _read_examples(
     for row in [row for row, pair in pairs if _ABSTENTION.fullmatch("\t".join(pair))]:
         texts["predict"][row], texts["radius"][row] = "-1", "0"
     columns = {name: _numbers(path, name, texts) for name in required if name != "correct"}
-    for name in [name for name in texts if name not in {*required, *_UNREAD, ""}]:
+    for name in [name for name in texts if name not in {*required, *UNREAD, ""}]:
         are_numbers = [bool(_REAL.fullmatch(text)) for text in texts[name]]
         if name in _NUMERIC:
             columns[name] = _numbers(path, name, texts)
@@ -258,17 +257,17 @@ def _checks(path: Path, texts: dict[str, list[str]], manifest: dict[str, Any]) -
     """
     settings, is_prediction = manifest["settings"], "basePredict" in texts
     is_released = texts.keys() <= {*records.CERTIFICATION_COLUMNS[:6]}
-    if is_released or settings.get("method", "exact") not in METHODS:
+    if is_released or settings.get("method", "exact") not in records.METHODS:
         return {}
     if is_prediction:
         kinds = records.PREDICTION_COLUMNS, records.ATTACK_COLUMNS, records.FALSIFICATION_COLUMNS
         target = [records.TARGET_COLUMN] * (records.TARGET_COLUMN in texts)
         kind = kinds[bool(settings.get("attack")) + ("against" in settings)]
         expected = [*kind, *target, *records.numbered(texts, records.CLASS)]
-    elif fault := log_fault(manifest):
+    elif fault := records.log_fault(manifest):
         raise UserError(f"{path} is left in doubt: its manifest {fault}")
     else:
-        expected = certification_columns(settings)
+        expected = records.certification_columns(settings)
     if sorted(expected) != sorted(texts):
         raise UserError(
             f"{path} has not the columns that its manifest tells of, "
@@ -277,7 +276,8 @@ def _checks(path: Path, texts: dict[str, list[str]], manifest: dict[str, Any]) -
     row = {name: _numbers(path, name, texts) for name in expected if name != "time"}
     if is_prediction:
         return prediction_checks(row, settings)
-    images = images_of(settings, manifest["runs"][-1])  # a range may be too long for an array
+    images = records.images_of(settings, manifest["runs"][-1])
+    # A range may be too long for an array.
     chosen = images if isinstance(images, range) else {*images}
     is_chosen = np.array([index in chosen for index in row["idx"].tolist()])
     return row_checks(row, settings, is_chosen)

@@ -43,13 +43,12 @@ from smoothadv.records.logs import (
     spool_path,
     warn_of_other_logits,
 )
-from smoothadv.records.readers import DataFrame, kind_of, kind_of_log, read_examples
+from smoothadv.records.readers import UNREAD, DataFrame, kind_of, kind_of_log, read_examples
 
 _COPIED = (
     *("idx", "label", "predict", "epsilon", "attack_norm", "target"),
     *("certified", "radius", "flipped"),
 )
-_UNREAD = ("time", "basePredict")
 Row = dict[str, Any]
 """The columns of an example in a log."""
 
@@ -80,7 +79,7 @@ class WrittenLog:
         if not self.rows:
             raise UserError(f"{self.path.name or 'the log'} has no rows: there are no images")
         fields = zip(*(line.split("\t") for _, line in sorted(self.rows.items())))
-        kept = {name: texts for name, texts in zip(self.columns, fields) if name not in _UNREAD}
+        kept = {name: texts for name, texts in zip(self.columns, fields) if name not in UNREAD}
         kept["correct"] = kept.pop("correct")
         try:
             frame = pd.DataFrame(kept).astype(
@@ -95,8 +94,9 @@ class WrittenLog:
         return frame
 
 
-def read_rows(content: bytes) -> tuple[str, dict[int, str]]:
-    """The header of a log and its rows by example; ValueError naming the first line that is no row.
+def read_rows(content: bytes, refusal: str) -> tuple[str, dict[int, str]]:
+    """The header of a log and its rows by example; UserError, which begins with the ``refusal`` and
+    names the first line that is no row.
 
     A last line without its end is left out.
     """
@@ -110,8 +110,9 @@ def read_rows(content: bytes) -> tuple[str, dict[int, str]]:
             or not re.fullmatch("[0-9]{1,18}", index)
             or int(index) in rows
         ):
-            raise ValueError(
-                f"line {number} is no row of this log, or its idx is there twice: '{line[:80]}'"
+            raise UserError(
+                f"{refusal}: line {number} is no row of this log, or its idx is there twice: "
+                f"'{line[:80]}'"
             )
         rows[int(index)] = line
     return header, rows
@@ -167,10 +168,7 @@ def read_existing(
         raise UserError(
             f"cannot resume {path}: its columns are '{header}', expected '{' '.join(columns)}'"
         )
-    try:
-        rows = read_rows(content)[1]
-    except ValueError as error:
-        raise UserError(f"cannot resume {path}: {error}") from error
+    _, rows = read_rows(content, f"cannot resume {path}")
     if foreign := set() if examples is None else rows.keys() - set(examples):
         raise UserError(
             f"cannot resume {path}: it holds example {min(foreign)}, which the present options "
@@ -370,7 +368,7 @@ def finish_images(log: Path, shape: Sequence[int]) -> None:
         if not archive.exists():
             raise UserError(f"{archive}, the images of {log}, is missing; --overwrite starts anew")
         return
-    header, rows = read_rows(log.read_bytes())
+    header, rows = read_rows(log.read_bytes(), f"{log} is damaged")
     table = WrittenLog(log, header.split("\t"), rows).table
     order = table.idx.tolist()
     if (records := _spooled_records(log, shape))["idx"].tolist() != order:

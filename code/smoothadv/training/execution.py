@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from smoothadv.attacks.estimators import frozen
+from smoothadv.architectures.logits import frozen
 from smoothadv.base.devices import device_of, layout_on
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import Checked, positive_float, setting

@@ -31,7 +31,7 @@ from smoothadv.models.checkpoint import (
     start_from,
     with_recorded_constants,
 )
-from smoothadv.models.hub import checkpoint_digest
+from smoothadv.models.contents import checkpoint_digest
 from smoothadv.models.load import denoiser_before
 from smoothadv.noise import derive_generator
 from smoothadv.records.logs import training_record

@@ -2,10 +2,9 @@
 options describe.
 """
 
-import dataclasses
 from collections import ChainMap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from smoothadv.attacks import ATTACKS, GradientAttack
@@ -79,7 +78,7 @@ def in_256ths(setting: Setting) -> Setting:
     """The setting; an epsilon is read in 1/256, as in the released code: ``64`` is 64/256."""
     if setting.flag != "--epsilon":
         return setting
-    return dataclasses.replace(
+    return replace(
         setting, parse=perturbation_size_in_256ths, help="attack's l2 norm in 1/256, like 64"
     )
 
@@ -130,6 +129,5 @@ def attacked_fields(options: Options, default: str | None = None, **given: Any) 
     A usage error where options contradict each other.
     """
     is_on_base = options.get("--gradient") == _BASE
-    noise_sd = 0.0 if is_on_base else options["sigma"]
-    attack = compose_attack(options, noise_sd, default, **given)
+    attack = compose_attack(options, 0.0 if is_on_base else options["sigma"], default, **given)
     return {"attack": attack, "base_attack": is_on_base}

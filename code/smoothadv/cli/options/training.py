@@ -1,16 +1,19 @@
-"""Options of the training commands, and the specification that they describe."""
+"""Options of the training commands, and the specification that they describe with those of recipes:
+named files of options, which those on the command line override.
+"""
 
 import argparse
 import contextlib
-import dataclasses
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import MISSING, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.attacks import ATTACKS, GradientAttack
-from smoothadv.base.errors import UsageError
+from smoothadv.base.errors import UsageError, UserError, warn
 from smoothadv.base.registry import Registry
 from smoothadv.base.settings import Checked, Setting, options_of, setting
 from smoothadv.cli.options.attack import (
@@ -20,12 +23,6 @@ from smoothadv.cli.options.attack import (
     flags_of,
     in_256ths,
 )
-from smoothadv.cli.options.recipes import (
-    DENOISING_RECIPE,
-    RELEASED_RECIPE,
-    added_by_recipe,
-    recipe_names,
-)
 from smoothadv.cli.runner import (
     Options,
     Parser,
@@ -33,6 +30,7 @@ from smoothadv.cli.runner import (
     compose,
     given_settings,
     group_of,
+    reading,
     values_of,
 )
 from smoothadv.models.spec import say_what_is_certified
@@ -61,6 +59,31 @@ OBJECTIVES_OF: dict[str, tuple[Registry[type[Objective]], str]] = {
     "train_denoiser": (DENOISING, "mse"),
 }
 """The objectives of each command, and the one where none is named."""
+_FOLDER = Path(__file__).parents[2] / "recipes"
+RELEASED_RECIPE = "released-behaviour"
+DENOISING_RECIPE = "denoiser"
+"""The recipe of denoisers where neither a recipe nor an optimizer is named: with the learning rate
+of classifiers, they diverge."""
+# A recipe says how to train, not on which data or in which place.
+_NEVER = (
+    "--recipe --released-behaviour --data-dir --device --seed --resume --overwrite --debug "
+    "--plugin --help -h --version"
+).split()
+# What the command line may choose, and the options of recipes that then have no meaning, unless the
+# recipe has chosen the same; and what those have chosen that choose nothing.
+_REPLACED = {
+    ("--lr-schedule", "step"): {"--lr-rise", "--lr-end"},
+    ("--lr-schedule", "one-cycle"): {"--lr-step-size", "--lr-factor", "--lr-rise", "--lr-end"},
+    ("--lr-schedule", "cosine"): {"--lr-step-size", "--lr-factor"},
+    ("--optimizer", "adamw"): {"--momentum", "--lr"},
+    ("--optimizer", "sgd"): {"--layer-decay", "--lr"},
+}
+_USUAL = {"--lr-schedule": "step", "--optimizer": "sgd"}
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package, for --recipe."""
+    return sorted(path.stem for path in _FOLDER.glob("*.txt") if path.stem != RELEASED_RECIPE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +124,7 @@ def training_parser(name: str, about: str, examples: str, arguments: Sequence[st
     *_, attack = ["", *values_of("--attack", arguments)]
     chosen = objectives.get(asked, objectives[default])
     recipe, released, objective = options_of(TrainingOptions)
-    objective = dataclasses.replace(
-        objective, default=default, choices=objectives, parse=objectives.require
-    )
+    objective = replace(objective, default=default, choices=objectives, parse=objectives.require)
     is_denoiser = objectives is DENOISING
     add_settings(parser, [recipe, objective] if is_denoiser else [recipe, released, objective])
     for kind in (chosen, *objectives.values()):
@@ -140,9 +161,9 @@ def _of_denoiser(one: Setting) -> Setting:
     """A setting of a training, as it is of a denoiser."""
     if one.field == "model":
         names = f"one of {', '.join(DENOISERS)}"
-        return dataclasses.replace(one, parse=DENOISERS.require, help=names)
+        return replace(one, parse=DENOISERS.require, help=names)
     if one.field == "teacher":
-        return dataclasses.replace(one, flags=("--classifier",), help=_CLASSIFIER)
+        return replace(one, flags=("--classifier",), help=_CLASSIFIER)
     return one
 
 
@@ -198,6 +219,55 @@ def with_recipes(parser: Parser, options: Options, command: str) -> tuple[Option
     return {**default, **options}, recipes
 
 
+def recipe_words(name: str) -> list[str]:
+    """The words in a recipe, given its name or the path of a file; UserError if there is no such
+    file.
+    """
+    path = _FOLDER / f"{name}.txt"
+    path = path if path.is_file() else Path(name)
+    try:
+        return shlex.split(path.read_text(encoding="utf-8"), comments=True)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"--recipe: '{name}' is neither one of {', '.join(recipe_names())} nor a file of "
+            f"options ({error})"
+        ) from error
+
+
+def added_by_recipe(
+    parser: Parser,
+    options: Options,
+    name: str,
+    readable: Callable[[Options], set[str]],
+    general: Collection[str],
+) -> Options:
+    """The options of a recipe that the command line does not give.
+
+    Only those in ``readable(options)`` are among them, since a recipe may serve several objectives
+    and attacks; a warning where none of its options is but the ``general`` ones. A usage error
+    where it has options of other commands.
+    """
+    words = recipe_words(name)
+    # A denoiser is not attacked.
+    if "--warmup" in words and "--warmup" not in parser._option_string_actions:
+        place = words.index("--warmup")
+        del words[place : place + 2]
+    with reading(f"recipe {name}"):
+        for word in words:
+            if word.partition("=")[0] in _NEVER:
+                raise UsageError(f"{word.partition('=')[0]} is no part of a recipe")
+        places = (str(options[name]) for name in ("dataset", "arch", "outdir"))
+        recipe = vars(parser.parse_args([*places, *words]))
+    known = readable({**recipe, **options})
+    settings = [flag for flag in recipe if flag.startswith("--") and flag not in general]
+    if settings and not known.intersection(settings):
+        warn(f"nothing reads {', '.join(settings)} of the recipe {name} here: is --attack missing?")
+    for (flag, value), replaced in _REPLACED.items():
+        if options.get(flag) == value != recipe.get(flag, _USUAL[flag]):
+            known -= replaced
+    return {flag: recipe[flag] for flag in recipe if flag in known - options.keys()}
+
+
 def _readable(options: Options, objectives: Registry[type[Objective]]) -> set[str]:
     """The flags of the settings that the training, its objective and its attack read."""
     objective = objectives[options["--objective"]]
@@ -206,7 +276,7 @@ def _readable(options: Options, objectives: Registry[type[Objective]]) -> set[st
     flags |= {"--objective"} | flags_of(objective)
     if field is not None and "--attack" in options:
         flags |= flags_of(ATTACKS[options["--attack"]], AttackOptions)
-    elif field is not None and field.default is not dataclasses.MISSING:
+    elif field is not None and field.default is not MISSING:
         flags -= _WITH_ATTACK
     return flags
 
@@ -221,7 +291,7 @@ def spec_of(options: Options, command: Sequence[str]) -> TrainSpec:
         given["teacher"] = options.get("--classifier")
     elif policy := given_settings(DataPolicy, options):
         if objective.policy is not None:
-            given["policy"] = dataclasses.replace(objective.policy, **policy)
+            given["policy"] = replace(objective.policy, **policy)
         elif "from_epoch" in policy:
             given["policy"] = DataPolicy(**policy)
         else:
@@ -248,7 +318,7 @@ def _objective(options: Options, objectives: Registry[type[Objective]]) -> Objec
     name, kind = options["--objective"], objectives[options["--objective"]]
     field = attack_field(kind)
     given: dict[str, Any] = {}
-    if field is not None and ("--attack" in options or field.default is dataclasses.MISSING):
+    if field is not None and ("--attack" in options or field.default is MISSING):
         noise_sd = 0.0 if "--base-attack" in options else options.get("--noise")
         given[field.name] = compose_attack(options, noise_sd)
     unread = flags_of(AttackOptions, *ATTACKS.values(), *objectives.values())

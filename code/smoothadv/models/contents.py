@@ -1,7 +1,12 @@
-"""Checkpoints on the Hugging Face hub, ``hf-hub:OWNER/NAME[@REVISION]``; none of them is a pickle.
+"""What is in a checkpoint: a file, or a repository on the Hugging Face hub. Neither may run code.
 
-The command ``push`` makes a repository of ``model.safetensors``, the weights by the names that they
-have in the checkpoint, a model card and ``config.json``:
+Programs save their arguments, NumPy's numbers and paths beside the weights, and PyTorch's safe
+reader refuses the whole file for one of them. Here it gets a stand-in for each class and function
+that it does not know: nothing is imported or called for the file, and a stand-in keeps nothing.
+
+On the hub, ``hf-hub:OWNER/NAME[@REVISION]``, none is a pickle. The command ``push`` makes a
+repository of ``model.safetensors``, the weights by the names that they have in the checkpoint, a
+model card and ``config.json``:
 
 smoothadv          the version of this form, 1
 checkpoint_sha256  of the file that was pushed: logs of it and of the repository name one model
@@ -14,7 +19,9 @@ a digest of the weights themselves, so that none is continued with others.
 
 import json
 import os
+import pickle
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,10 +29,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from smoothadv.architectures.libraries import hub_asked_once
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.files import digest, file_digest, read_json
-from smoothadv.models.name import HUB, is_on_hub
+from smoothadv.models.name import HUB, LIBRARY, is_on_hub, parse_model
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 _VERSION = 1
@@ -50,6 +59,95 @@ _REFUSALS = {
     403: "the token may not do that: it needs the permission to write there",
     409: "the repository exists already: leave --private out, its page on the hub says who sees it",
 }
+_UNKNOWN = re.compile(r"Unsupported global: GLOBAL (\S{1,200}) was not an allowed global")
+_CONTAINER = re.compile(r"Can only (SETITEM|append|extend).* but got <class '(\S{1,200})'>")
+_MOST_STAND_INS = 200
+"""The most stand-ins for a file: each costs a reading."""
+_DAMAGES = {
+    "TorchScript": "it is TorchScript: load it in a plug-in, docs/networks.md",
+    "Unsupported operand 149": "it has a pickle_protocol of its own: save it without one",
+}
+
+
+class Inert:
+    """What stands for an object of an unknown class, whatever it is made of."""
+
+    def __new__(cls, *arguments: Any) -> Any:
+        return super().__new__(cls)
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return f"a {type(self).__module__}.{type(self).__qualname__}"
+
+
+def _stand_in(name: str, container: type | None) -> type[Inert]:
+    """A class that has the name of an unknown one; with a ``container``, a dict or a list, it makes
+    empty ones.
+    """
+    module, _, own = name.rpartition(".")
+    members: dict[str, Any] = {"__module__": module or "builtins"}
+    if container is not None:
+        members["__new__"] = lambda cls, *arguments: container()
+    return type(own, (Inert,), members)
+
+
+def _read_inertly(path: Path) -> Any:
+    """What is in a checkpoint file, tensors on the CPU, with ``Inert`` in place of other objects.
+
+    Raises what PyTorch does where the file is damaged, no checkpoint, or asks for the system.
+    """
+    known: dict[tuple[str, type | None], type[Inert]] = {}
+    while True:
+        # Later ones replace earlier ones of the same name.
+        latest = {name: made for (name, _), made in known.items()}
+        try:
+            with warnings.catch_warnings(), torch.serialization.safe_globals([*latest.values()]):
+                # PyTorch warns about pickles, which it refuses here.
+                warnings.simplefilter("ignore")
+                return torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            wanted: tuple[str, type | None]
+            if unknown := _UNKNOWN.search(str(error)):
+                wanted = (unknown[1], None)
+            elif found := _CONTAINER.search(str(error)):
+                wanted = (found[2], dict if found[1] == "SETITEM" else list)
+            else:
+                raise
+            if wanted in known or len(known) >= _MOST_STAND_INS:
+                raise
+            known[wanted] = _stand_in(*wanted)
+
+
+def content_of(path: Path) -> Any:
+    """What is in a checkpoint, a file or on the hub, tensors on the CPU; UserError where it cannot
+    be had, or is more than plain tensors.
+    """
+    if is_on_hub(path):
+        return _pushed(str(path))
+    if path.is_dir():
+        raise UserError(
+            f"{path} is a folder: name the checkpoint file in it, like "
+            f"{path / 'checkpoint.pth.tar'}"
+        )
+    if not path.is_file():
+        hint = ": no network by name can be here" * (parse_model(path).kind == LIBRARY)
+        raise UserError(f"checkpoint {path} does not exist{hint}")
+    try:
+        return _read_inertly(path)
+    except Exception as error:  # a damaged file can raise nearly anything
+        reason = next(
+            (reason for words, reason in _DAMAGES.items() if words in str(error)),
+            getattr(error, "strerror", ""),
+        )
+        # The rest of PyTorch's advice is about options that we lack.
+        if asked := re.search(r"GLOBAL (\S{1,99})", str(error)):
+            reason = f"it asks to load {asked[1]}"
+        raise UserError(
+            f"checkpoint {path} cannot be read: it is damaged or no PyTorch checkpoint of plain "
+            f"tensors{f' ({reason})' if reason else ''}"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -114,7 +212,7 @@ def _read(path: Path, name: str) -> dict[str, Any]:
     return config
 
 
-def hub_content(name: str) -> dict[str, Any]:
+def _pushed(name: str) -> dict[str, Any]:
     """The dict of a checkpoint on the hub, as far as it was pushed, tensors on the CPU.
 
     UserError where it cannot be had or was not made by ``push``, and where its weights are not
