@@ -156,7 +156,7 @@ WITHOUT_TORCH = {
     *("evaluation.shards", "models.name"),
     *("sweep.grid", "sweep.jobs", "sweep.stages", "sweep.engines"),
     *("sets.coverage", "sets.scores", "sets.table"),
-    "cli.runner",
+    *("cli.options.recipes", "cli.runner"),
 }
 # Their functions may import torch, but importing them does not: names, requests and help texts do
 # not wait for it.

@@ -77,7 +77,7 @@ FIRST_STEPS = {
     "push": ["cards.push.files_of"],
     "certify": [
         "evaluation.certify.prepare",
-        "evaluation.certify.verify",
+        "evaluation.verify.verify",
         "models.load.loose_images",
     ],
     "predict": ["evaluation.predict.prepare", "models.load.loose_images"],

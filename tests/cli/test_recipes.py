@@ -9,12 +9,8 @@ import pytest
 
 from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.cli import train, train_pgd
-from smoothadv.cli.options.training import (
-    RELEASED_RECIPE,
-    recipe_names,
-    training_of,
-    with_recipes,
-)
+from smoothadv.cli.options.recipes import RELEASED_RECIPE, recipe_names
+from smoothadv.cli.options.training import training_of, with_recipes
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.training.run import TrainingSetup
 from support.commands import Outcome, call, refused

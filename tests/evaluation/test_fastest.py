@@ -9,9 +9,9 @@ import torch
 from smoothadv.architectures.integers import is_of_integers
 from smoothadv.base.errors import UserError
 from smoothadv.checkpoints import load_classifier
-from smoothadv.evaluation import voters as module
-from smoothadv.evaluation.certify import verify
+from smoothadv.evaluation import fastest as module
 from smoothadv.evaluation.specs import CertifySpec, VerifySpec
+from smoothadv.evaluation.verify import verify
 from smoothadv.records.logs import manifest_path
 from support.commands import call, refused, rows, succeed
 

@@ -121,7 +121,7 @@ verify_parser = partial(
 
 
 def _verify(parser: Parser, options: Options, command: Sequence[str]) -> None:
-    from smoothadv.evaluation.certify import verify  # imports torch
+    from smoothadv.evaluation.verify import verify  # imports torch
 
     spec = VerifySpec(**given_settings(VerifySpec, options))
     use_threads(spec)

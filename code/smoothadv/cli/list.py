@@ -11,7 +11,7 @@ from smoothadv.architectures.libraries import LIBRARIES
 from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.estimators import ESTIMATORS
 from smoothadv.base import plugins, registry
-from smoothadv.cli.options.training import recipe_names
+from smoothadv.cli.options.recipes import recipe_names
 from smoothadv.cli.runner import Options, Parser, run
 from smoothadv.datasets import DATASETS
 from smoothadv.objectives import OBJECTIVES

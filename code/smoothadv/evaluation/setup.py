@@ -24,7 +24,6 @@ from smoothadv.evaluation.specs import AttackedSpec, CertifySpec, EvaluationSpec
 from smoothadv.evaluation.voters import (
     Loaded,
     Voter,
-    fastest,
     joined,
     load_models,
     noise_keys,
@@ -325,6 +324,8 @@ def _fast(
     chosen = {"precision": recorded.get("precision"), "compile": recorded.get("compiled")}
     draws = len(spec.chosen_indices(dataset)) * (spec.n0 + spec.n)
     if None in chosen.values() and draws:
+        from smoothadv.evaluation.fastest import fastest
+
         if processes.is_first:
             chosen = fastest(spec, base.module, dataset[0][0], device, draws)
         chosen = processes.received(chosen)

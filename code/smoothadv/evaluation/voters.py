@@ -1,45 +1,29 @@
 """The classifiers of an evaluation: a single one, the stages of a cascade, or those of a router and
-last the router; and for --fast, the precision and the compiling that vote fastest here, by timed
-batches.
-
-A log records both, as if they had been given: a lower precision is another classifier.
+last the router.
 """
 
-import statistics
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
 
-from smoothadv.architectures.integers import is_of_integers
 from smoothadv.base.errors import UserError, first_line, warn
 from smoothadv.base.files import digest
 from smoothadv.datasets import ImageDataset, get_dataset
 from smoothadv.datasets.images import changing_image
 from smoothadv.datasets.relabelled import RelabelledImages
-from smoothadv.evaluation.specs import CertifySpec, EvaluationSpec
+from smoothadv.evaluation.specs import EvaluationSpec
 from smoothadv.models.load import BaseClassifier, classifier_digest, load
 from smoothadv.models.name import sigma_names
 from smoothadv.noise import GaussianNoise, Noise, NoiseKey, RoundedGaussianNoise
 from smoothadv.records.logs import DENOISER, MODEL
-from smoothadv.voting.classifier import (
-    CompiledClassifier,
-    VotingClassifier,
-    default_batch,
-    optimized_for_inference,
-)
+from smoothadv.voting.classifier import VotingClassifier, optimized_for_inference
 
 # Logits of an image that differ by more than this share of the largest one differ by more than
 # rounding, also in bf16.
 _FUNCTION = 0.02
-_WORTH_COMPILING = 600.0
-"""Seconds of work for which a minute of compiling is spent."""
-_WORTH_ANOTHER_CLASSIFIER = 1.25
-"""How much faster a lower precision must be: its certificates are of another classifier."""
-_ROUNDS = 3
 
 Loaded: TypeAlias = tuple[EvaluationSpec, ImageDataset, BaseClassifier]
 """A spec, which has photographs prepared as the library of its model prepares them; the images,
@@ -195,68 +179,3 @@ def joined(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:
         elif all(isinstance(value, str) for value in values):
             together[name] = " > ".join(map(str, values))
     return together
-
-
-def fastest(
-    spec: CertifySpec,
-    module: torch.nn.Module,
-    image: torch.Tensor,
-    device: torch.device,
-    draws: int,
-) -> dict[str, Any]:
-    """The fields ``precision`` and ``compile`` that are fastest for ``draws`` noisy copies of
-    images like ``image`` [C, H, W].
-    """
-    forms = {name: _form(module, image, device, name) for name in _precisions(module, device)}
-    batch = spec.batch or default_batch(forms["fp32"], tuple(image.shape), device)
-    images = image.to(device).expand(min(batch, max(draws, 1)), *image.shape)
-    rates = _rates(forms, images)
-    precision, plain = max(rates, key=lambda name: rates[name]), rates["fp32"]
-    if rates[precision] < _WORTH_ANOTHER_CLASSIFIER * plain:
-        precision = "fp32"
-    rate, is_compiled = rates[precision], False
-    if draws / rate > _WORTH_COMPILING:
-        print("compiling the classifier, which may take a minute", file=sys.stderr)
-        try:
-            compiled = {precision: CompiledClassifier(forms[precision])}
-            found = _rates({"plain": forms[precision], **compiled}, images)
-            is_compiled = found[precision] > found["plain"]
-            rate *= max(1.0, found[precision] / found["plain"])
-        except UserError as error:  # there is no compiler
-            warn(f"--fast goes on without compiling: {error}")
-    print(
-        f"--fast: {precision}{', compiled' * is_compiled}, {rate:,.0f} noisy images per second; "
-        f"fp32 makes {plain:,.0f}"
-        + f"; certificates are of the classifier in {precision}"
-        * (precision != "fp32"),
-        file=sys.stderr,
-    )
-    return {"precision": precision, "compile": is_compiled}
-
-
-def _precisions(module: torch.nn.Module, device: torch.device) -> list[str]:
-    """Those in which it can be computed; integers are exact in one alone."""
-    if is_of_integers(module):
-        return ["fp32"]
-    return ["fp32", "bf16", *["fp16"] * (device.type == "cuda")]
-
-
-def _form(
-    module: torch.nn.Module, image: torch.Tensor, device: torch.device, precision: str
-) -> VotingClassifier:
-    voter = optimized_for_inference(module, device, image, precision)
-    if (network := voter.integers) is not None:
-        voter.use(network.fast_form(device))
-    return voter
-
-
-@torch.inference_mode()
-def _rates(forms: Mapping[str, VotingClassifier], images: torch.Tensor) -> dict[str, float]:
-    """How many of the images each form classifies in a second: the median of rounds in turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in forms}
-    for _ in range(1 + _ROUNDS):  # the first round is slower
-        for name, form in forms.items():
-            begin = time.perf_counter()
-            form.scores(images).argmax(1).cpu()
-            seconds[name].append(time.perf_counter() - begin)
-    return {name: len(images) / statistics.median(some[1:]) for name, some in seconds.items()}
