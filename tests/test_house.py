@@ -162,7 +162,6 @@ WITHOUT_TORCH = {
 # not wait for it.
 LOADED_WITHOUT_TORCH = {
     "smoothadv",
-    "smoothadv.base.distributed",
     "smoothadv.cli",
     "smoothadv.cli.analyze",
     "smoothadv.cli.certify",

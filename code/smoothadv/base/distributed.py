@@ -1,5 +1,5 @@
-"""The processes that torchrun started together, which share one piece of work. Without torchrun
-there is only one process, and nothing here loads torch.
+"""The processes that torchrun started together, which share one piece of work; without torchrun
+there is only one.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    import torch
-    from torch import distributed, nn
+import torch
+from torch import distributed, nn
 
 _PATIENCE = timedelta(days=1)
 _PAUSE_SECONDS = 0.2
@@ -57,8 +56,6 @@ class Processes:
     def connect(self) -> Processes:
         """Let processes exchange messages, through the store of torchrun; returns this object."""
         if self.size > 1:
-            from torch import distributed
-
             self._launch_store, *_ = next(iter(distributed.rendezvous("env://")))
             self.launch = self._launch_store.compare_set(
                 "launch", "", secrets.token_hex(8)
@@ -80,9 +77,6 @@ class Processes:
         if self.size == 1:
             yield self
             return
-        import torch
-        from torch import distributed
-
         if device.type == "cuda":
             torch.cuda.set_device(device)
         self.connect()
@@ -150,8 +144,6 @@ class Processes:
             return content
         if not self._group:
             return pickle.loads(self._from_first(pickle.dumps(content)))
-        from torch import distributed
-
         contents = [content]
         distributed.broadcast_object_list(contents, 0)
         return contents[0]
@@ -181,9 +173,6 @@ class Processes:
         more would end with other weights.
         """
         if self.size > 1:
-            import torch
-            from torch import distributed
-
             gradients = [
                 parameter.grad for parameter in model.parameters() if parameter.grad is not None
             ]
@@ -206,9 +195,6 @@ class Processes:
         """Set the tensors to those of the first process, in one exchange for each dtype."""
         if self.size == 1:
             return
-        import torch
-        from torch import distributed
-
         for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
             equal = [tensor for tensor in tensors if tensor.dtype == dtype]
             flat, views = _in_one_tensor(equal, equal[0].device.type != "cpu")
@@ -218,8 +204,6 @@ class Processes:
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of ``values`` over all processes."""
         if self.size > 1:
-            from torch import distributed
-
             values = values.clone()
             distributed.all_reduce(values)
         return values
@@ -232,8 +216,6 @@ def _in_one_tensor(
     With ``as_stored`` values are in the order in which they lie in memory: a GPU then copies many
     in one kernel.
     """
-    import torch
-
     form = torch.preserve_format if as_stored else torch.contiguous_format
     strides = [
         torch.empty_like(tensor, device="meta", memory_format=form).stride() for tensor in tensors
