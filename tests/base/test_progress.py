@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from smoothadv.base.errors import UserError
 from smoothadv.base.progress import Progress, warn_of_hours
-from smoothadv.training.progress import TrainingProgress
+from smoothadv.training.trackers import TrainingProgress
 from support.commands import call, command_main
 
 # Runs a command whose progress makes a line at each update, and ends without writing out what is

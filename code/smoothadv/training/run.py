@@ -25,7 +25,6 @@ from smoothadv.objectives import DataPolicy
 from smoothadv.records.logs import flat
 from smoothadv.training.folder import RunFolder
 from smoothadv.training.graphed import GraphedUpdate
-from smoothadv.training.progress import TrainingProgress, rate_and_long_start
 from smoothadv.training.schedule import (
     Schedule,
     Step,
@@ -35,7 +34,7 @@ from smoothadv.training.schedule import (
 )
 from smoothadv.training.spec import TrainSpec
 from smoothadv.training.teacher import NoisyVotes, Teacher, VotingTeacher, for_label
-from smoothadv.training.trackers import TRACKERS
+from smoothadv.training.trackers import TRACKERS, TrainingProgress, rate_and_long_start
 from smoothadv.training.update import COUNTS, NOT_EVALUATED, Address, Update, means
 from smoothadv.voting.classifier import end_compiling, is_compiling
 
