@@ -62,13 +62,6 @@ def is_of_integers(classifier: nn.Module) -> bool:
     return any(isinstance(part, NetworkOfIntegers) for part in classifier.modules())
 
 
-def state_fields(model: nn.Module) -> dict[str, Any]:
-    """The fields of a checkpoint that hold a model."""
-    if isinstance(model, NetworkOfIntegers):
-        return model.state_fields()
-    return {"state_dict": model.state_dict()}
-
-
 def digest_of_logits(logits: torch.Tensor) -> str:
     """A SHA-256, in hexadecimal, of float32 logits."""
     return digest([logits.cpu().contiguous().numpy().astype("<f4")])

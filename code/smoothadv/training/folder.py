@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from smoothadv.architectures.integers import state_fields
 from smoothadv.base.errors import UserError, counted
 from smoothadv.base.files import (
     lock,
@@ -35,7 +34,7 @@ from smoothadv.records.logs import (
     training_record,
     tsv,
 )
-from smoothadv.training.low_rank import merged_fields
+from smoothadv.training.low_rank import state_fields
 
 
 class RunFolder:
@@ -161,7 +160,7 @@ class RunFolder:
             "epoch": len(history),
             "step": 0,
             **(within_epoch or {}),
-            **merged_fields(model, state_fields(model)),
+            **state_fields(model),
             "optimizer": {**state, "param_groups": groups},
             "history": history,
             "recipe": self.recipe,

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from smoothadv.architectures.integers import NetworkOfIntegers
 from smoothadv.base.errors import UserError
 
 _PART = ".parametrizations."
@@ -59,16 +60,18 @@ def merge(model: nn.Module) -> None:
             parametrize.remove_parametrizations(part, "weight")
 
 
-def merged_fields(model: nn.Module, fields: dict[str, Any]) -> dict[str, Any]:
-    """The ``fields`` of a checkpoint of a model with plain weights; those that are ``trained`` are
-    there, too, to go on.
+def state_fields(model: nn.Module) -> dict[str, Any]:
+    """The fields of a checkpoint that hold a model: of an adapted one plain weights, and those that
+    are ``trained``, to go on.
     """
-    trained = fields["state_dict"]
+    if isinstance(model, NetworkOfIntegers):
+        return model.state_fields()
+    trained = model.state_dict()
     adapted = {name.partition(_PART)[0] for name in trained if _PART in name}
     if not adapted:
-        return fields
+        return {"state_dict": trained}
     weights = {name: one for name, one in trained.items() if _PART not in name}
     for name in adapted:
         layer: Any = model.get_submodule(name)
         weights[f"{name}.weight"] = layer.weight.detach()
-    return {**fields, "state_dict": weights, "trained": trained}
+    return {"state_dict": weights, "trained": trained}
