@@ -47,10 +47,8 @@ class Resized(nn.Module):
         return self.classifier(F.interpolate(images, size, mode=self.mode, antialias=True))
 
 
-def resized(classifier: nn.Module, how: str | None) -> nn.Module:
-    """The classifier of images that are resized as ``how`` says, SIDE:FILTER; None: not."""
-    if how is None:
-        return classifier
+def resized(classifier: nn.Module, how: str) -> nn.Module:
+    """The classifier of images that are resized as ``how`` says, SIDE:FILTER."""
     side, _, mode = how.partition(":")
     return Resized(classifier, int(side), mode)
 
@@ -60,12 +58,9 @@ class LocallySmoothed(nn.Module):
     same for all images: a function (DiffSmooth, Zhang et al., 2023).
     """
 
-    noise: torch.Tensor
-
     def __init__(self, classifier: nn.Module, noise: torch.Tensor) -> None:
         super().__init__()
-        self.classifier = classifier
-        self.register_buffer("noise", noise)
+        self.classifier, self.noise = classifier, nn.Buffer(noise)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         copies = images[:, None] + self.noise

@@ -122,7 +122,7 @@ class TrainingRun:
         own, _ = self.processes.share(torch.arange(self.schedule.batch))
         denoiser = self.setup.denoiser
         update = Update(
-            resized(self.model, self.spec.resize),
+            self.model if self.spec.resize is None else resized(self.model, self.spec.resize),
             self.objective,
             self.optimizer,
             self.execution,
@@ -232,7 +232,6 @@ class TrainingRun:
         if (epoch + 1) % tests.every and epoch + 1 < schedule.epochs:
             return NOT_EVALUATED
         self.processes.share_buffers(self.model)
-        self.update.refresh_folded()
         batch = min(schedule.batch, self.images_at_a_time * self.processes.size)
         address = Address(self.spec.seed, epoch, self.steps)
         tested = self.update.evaluate(images, tests.chosen(len(images)), batch, address)
