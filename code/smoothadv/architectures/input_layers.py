@@ -15,12 +15,10 @@ from smoothadv.datasets import DatasetDescription
 class Center(nn.Module):
     """x - mean per channel; a buffer that a state dict leaves out, as the released files do."""
 
-    mean: torch.Tensor
-
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         super().__init__()
-        self.register_buffer(
-            "mean", torch.tensor(mean, dtype=torch.float)[:, None, None], persistent=False
+        self.mean = nn.Buffer(
+            torch.tensor(mean, dtype=torch.float)[:, None, None], persistent=False
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -30,13 +28,9 @@ class Center(nn.Module):
 class Normalize(Center):
     """(x - mean) / std per channel."""
 
-    std: torch.Tensor
-
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         super().__init__(mean, std)
-        self.register_buffer(
-            "std", torch.tensor(std, dtype=torch.float)[:, None, None], persistent=False
-        )
+        self.std = nn.Buffer(torch.tensor(std, dtype=torch.float)[:, None, None], persistent=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return (images - self.mean) / self.std

@@ -462,8 +462,6 @@ class LayerGraph(nn.Module):
     exact for all images.
     """
 
-    mean: torch.Tensor
-
     def __init__(
         self, image_shape: Sequence[int], clip: int, mean: torch.Tensor, steps: Sequence[Step]
     ) -> None:
@@ -471,7 +469,7 @@ class LayerGraph(nn.Module):
         self.image_shape, self.clip = tuple(image_shape), clip
         self.layers = nn.ModuleList(step.layer for step in steps)
         self.inputs = [step.inputs for step in steps]
-        self.register_buffer("mean", mean.to(torch.float32, copy=True).view(-1, 1, 1))
+        self.mean = nn.Buffer(mean.to(torch.float32, copy=True).view(-1, 1, 1))
         last = {used: number for number, inputs in enumerate(self.inputs, 1) for used in inputs}
         self.unused_after = [
             [used for used in last if last[used] == number] for number in range(len(steps) + 1)

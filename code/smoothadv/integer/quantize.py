@@ -59,9 +59,9 @@ def quantize(spec: QuantizeSpec) -> tuple[IntegerNetwork, Comparison]:
             f"{spec.checkpoint} was trained behind a denoiser, which a network of integers cannot "
             "have: take another checkpoint"
         )
-    if len(base.contents) > 1 or INTEGER in base.contents[0]:
-        several = len(base.contents) > 1
-        kind = "an ensemble: quantize its members" if several else "of integers already"
+    is_ensemble = len(base.contents) > 1
+    if is_ensemble or INTEGER in base.contents[0]:
+        kind = "an ensemble: quantize its members" if is_ensemble else "of integers already"
         raise UserError(f"{spec.checkpoint} is {kind}")
     noise = RoundedGaussianNoise(spec.sigma, spec.seed)
     shape = images.description.image_shape

@@ -25,8 +25,6 @@ class OnnxNetwork(nn.Module):
     beside it that hold its weights.
     """
 
-    sha256: torch.Tensor
-
     def __init__(self, file: str) -> None:
         import onnxruntime
 
@@ -43,7 +41,7 @@ class OnnxNetwork(nn.Module):
                 f"onnx:{file}: its weights cannot be read: {first_line(error)}"
             ) from error
         sha256 = torch.tensor(list(bytes.fromhex(digest(parts))), dtype=torch.uint8)
-        self.register_buffer("sha256", sha256)
+        self.sha256 = nn.Buffer(sha256)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         self.file, self._session = file, onnxruntime.InferenceSession(file, options)
