@@ -181,17 +181,13 @@ class Processes:
             flat /= self.size
             torch._foreach_copy_(gradients, views)
 
-    def share_state(self, model: nn.Module) -> None:
-        """Copy the weights and buffers of the first process to all others."""
-        self._share(list(model.state_dict().values()))
-
     def share_buffers(self, model: nn.Module) -> None:
         """Copy the first process's batch normalization statistics to all, as DataParallel does in
         the paper's code.
         """
-        self._share([buffer for buffer in model.buffers() if buffer.is_floating_point()])
+        self.copy_from_first([one for one in model.buffers() if one.is_floating_point()])
 
-    def _share(self, tensors: list[torch.Tensor]) -> None:
+    def copy_from_first(self, tensors: list[torch.Tensor]) -> None:
         """Set the tensors to those of the first process, in one exchange for each dtype."""
         if self.size == 1:
             return

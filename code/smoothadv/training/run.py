@@ -106,7 +106,7 @@ class TrainingRun:
         self.folder.saved = None  # it may be large
         if saved:
             self.folder.restore(saved, self.model, self.optimizer)
-        self.processes.share_state(self.model)
+        self.processes.copy_from_first([*self.model.state_dict().values()])
         self.history: list[dict[str, float]] = saved.get("history", [])
         self.first_step, self.seconds = saved.get("step", 0), saved.get("seconds", 0.0)
         weights = saved.get("image_weights")
