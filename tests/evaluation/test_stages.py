@@ -284,8 +284,8 @@ def test_a_torn_log_is_continued_and_shards_are_merged(kind, files, logs, workpl
 @pytest.mark.parametrize(  # sound ones of a cascade: test_integers_are_stages
     ("kind", "options"),
     [
-        ("cascade", ["--method", "sequential"]),
-        ("router", ["--method", "sequential"]),
+        ("cascade", ["--method", "sequential", "--N", 100]),
+        ("router", ["--method", "sequential", "--N", 100]),
         ("router", ["--sound"]),
     ],
 )

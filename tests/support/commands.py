@@ -125,7 +125,10 @@ def forget_plugins() -> None:
 def command_main(name: str) -> Callable[[list[str]], int]:
     """The main function of a command, which finds no plug-in loaded."""
     forget_plugins()
-    return importlib.import_module("smoothadv.cli").COMMANDS[name].load()
+    main = importlib.import_module("smoothadv.cli").COMMANDS[name].load()
+    if "smoothadv.evaluation.voters" in sys.modules:
+        importlib.import_module("support.folded").fold_once()
+    return main
 
 
 def rows(log: Path) -> list[dict[str, str]]:

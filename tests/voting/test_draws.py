@@ -136,7 +136,7 @@ SETTINGS = {"adaptive": FEW, "sequential": FEW, "sequential-cascade": FEW}
 @example([(501, 5 * MOST)], 2, 50_000)  # looks that are up to 114,800 draws apart
 def test_every_procedure_uses_every_draw_once(name, sizes, rarity, batch):
     kind, own = PROCEDURES[name], SETTINGS.get(name, {})
-    most = 5_000 if "sequential" in name else 5 * MOST  # the votes are as those of adaptive
+    most = 1_500 if "sequential" in name else 5 * MOST  # the votes are as those of adaptive
     check_votings(
         [kind(Smoothing(0.25, n0, min(n, most), 1e-3), **own).run(2) for n0, n in sizes],
         rarity,
