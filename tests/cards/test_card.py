@@ -30,8 +30,9 @@ PATH = "cifar10/resnet110/noise_0.50/test/sigma_0.50"
 def honest(checkpoint, tmp_path_factory) -> Path:
     """A log of all test images of digits."""
     log = tmp_path_factory.mktemp("honest") / "log.tsv"
-    few = ("--N0", 20, "--N", 100, "--device", "cpu")
-    succeed("certify", "digits", checkpoint, 0.25, log, *few)
+    succeed(
+        *("certify", "digits", checkpoint, 0.25, log, "--N0", 20, "--N", 100, "--device", "cpu")
+    )
     return log
 
 
