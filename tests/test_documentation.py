@@ -14,7 +14,8 @@ import torch
 from smoothadv import SmoothedModule
 from smoothadv.checkpoints import load_classifier
 from smoothadv.version import __version__
-from support.commands import CODE, run_process
+from support.commands import CODE
+from support.warm import FORGETTING
 
 DOCS = CODE.parent / "docs"
 
@@ -152,17 +153,18 @@ def test_network_fits_its_dataset(hub):
     assert hub("network", "cifar_resnet20", "cifar10")(torch.rand(2, 3, 32, 32)).shape == (2, 10)
 
 
-def test_clone_need_not_be_installed(repository, checkpoints, tmp_path):
+def test_clone_need_not_be_installed(warm, repository, checkpoints, tmp_path):
     """In a process that does not know the package otherwise."""
     program = (
-        "import sys, torch\n"
-        "sys.path = [one for one in sys.path if not one.rstrip('/').endswith('code')]\n"
+        f"{FORGETTING}\n"
+        "import torch\n"
         "model = torch.hub.load(sys.argv[1], 'classifier', sys.argv[2], 'digits', source='local')\n"
         "import smoothadv\n"
         "print(len(model(torch.rand(2, 1, 8, 8))), smoothadv.__file__)\n"
     )
-    command = [sys.executable, "-c", program, str(repository), str(checkpoints["PGD"])]
-    done = run_process(command, tmp_path)
+    done = warm.run(
+        [sys.executable, "-c", program, str(repository), str(checkpoints["PGD"])], tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["2", str(repository / "code/smoothadv/__init__.py")]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from support.commands import CODE, run_process
+from support.warm import FORGETTING
 
 
 def modules(code: Path) -> dict[str, str]:
@@ -474,14 +475,17 @@ def test_votes_are_certified_on_numpy_and_scipy_alone(tmp_path, monkeypatch, cap
     assert "exact 1 0.3" in light.stdout and light.stdout.endswith("[1]\n")
 
 
-ALONE = """
+ALONE = f"""
+{FORGETTING}
+sys.path.insert(0, sys.argv[1])
 import torch
 
 import smoothadv
 from smoothadv.cli import main
 
-content = {"arch": "integer:digits_resnet8", "input_layer": "none", "integer": {}, "recipe": {}}
-torch.save({**content, "epoch": 1, "state_dict": {"mean": torch.zeros(1)}}, "integers.pth.tar")
+content = dict(arch="integer:digits_resnet8", input_layer="none", integer=dict(), recipe=dict())
+content |= dict(epoch=1, state_dict=dict(mean=torch.zeros(1)))
+torch.save(content, "integers.pth.tar")
 tuned = "--noise 0.25 --pretrained-model integers.pth.tar --finetune-quantized --device cpu"
 lines = [
     "--help",
@@ -489,19 +493,19 @@ lines = [
     "analyze --help",
     "sweep plan digits-smoke",
     "certify digits integers.pth.tar 0.25 log.tsv --device cpu",
-    f"train digits digits_resnet8 out {tuned}",
+    "train digits digits_resnet8 out " + tuned,
 ]
 print([main(line.split()) for line in lines], hasattr(smoothadv, "card"))
 """
 
 
-def test_without_annexes_only_what_they_add_is_missing(tmp_path):
+def test_without_annexes_only_what_they_add_is_missing(warm, tmp_path):
     package = tmp_path / "smoothadv"
     package.mkdir()
     for path in (CODE / "smoothadv").iterdir():
         if path.name not in ANNEXES:
             (package / path.name).symlink_to(path)
-    done = run_process([sys.executable, "-c", ALONE], tmp_path, PYTHONPATH=str(tmp_path))
+    done = warm.run([sys.executable, "-c", ALONE, str(tmp_path)], tmp_path)
     assert done.returncode == 0, done.stderr
     *printed, ended = done.stdout.splitlines()
     assert ended == "[0, 0, 0, 2, 1, 1] False"

@@ -30,7 +30,9 @@ PATH = "cifar10/resnet110/noise_0.50/test/sigma_0.50"
 def honest(checkpoint, tmp_path_factory) -> Path:
     """A log of all test images of digits."""
     log = tmp_path_factory.mktemp("honest") / "log.tsv"
-    succeed("certify", "digits", checkpoint, 0.25, log, "--N", 100, "--device", "cpu")
+    succeed(
+        *("certify", "digits", checkpoint, 0.25, log, "--N0", 20, "--N", 100, "--device", "cpu")
+    )
     return log
 
 
@@ -95,7 +97,7 @@ def test_honest_log_has_a_card_which_is_its_own_and_no_other_s(honest, workplace
     assert content["verified"]["by"] == "all rows recomputed"
     assert "labels those of the dataset" in content["verified"]["checked"]
     assert content["log_sha256"] == file_digest(honest)
-    assert content["sources"]["sigma"] == "manifest" and content["draws"] == 359 * (100 + 100)
+    assert content["sources"]["sigma"] == "manifest" and content["draws"] == 359 * (20 + 100)
     assert call(capsys, "analyze", "card", honest, "--check", "a.json").code == 0
     assert smoothadv.card(honest, name=said[1], paper=said[3], url=said[5]) == [content]
     succeed("analyze", "board", "a.json", "-o", "board.csv")
@@ -288,7 +290,7 @@ EDITS = [
     *(("verified.checked", checked, "verified.checked") for checked in ([], ["every weight"])),
     *(("verified.by", who, f"'{who}'") for who in ("all rows recomputed by me", "a friend", "")),
     ("manifest_sha256", None, "all rows recomputed"),
-    *(("draws", draws, f"{draws} draws") for draws in (358, 359 * 200 - 1, 359 * 100, 1)),
+    *(("draws", draws, f"{draws} draws") for draws in (358, 359 * 120 - 1, 359 * 100, 1)),
     *(("certificate", name, name) for name in ("two-sided", "cascade", "top-2")),
     *(("procedure", name, "") for name in ("adaptive", "exact, two-sided", "exact, on a grid")),
     *(("facts.method", name, name) for name in ("two-sided", "sequential", "top-k")),

@@ -23,7 +23,7 @@ from smoothadv.base.files import digest, file_digest
 from smoothadv.checkpoints import load_classifier
 from smoothadv.integer.network import IntegerNetwork
 from smoothadv.models import contents as checkpoints_on_hub
-from support.commands import Outcome, call, manifest_of, refused, script, succeed, timeless
+from support.commands import Outcome, call, manifest_of, refused, succeed, timeless
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
@@ -159,18 +159,36 @@ def hub() -> Iterator[Hub]:
         thread.join()
 
 
+# Runs commands one after the other, each with its token, and prints what each left behind.
+PROGRAM = """
+import contextlib, io, json, os, sys
+from smoothadv.cli import main
+
+for token, words in json.loads(sys.argv[1]):
+    os.environ["HF_TOKEN"] = token
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(words)
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+
+
 @pytest.fixture
-def run(warm, hub, workplace):
-    """Run a command as its own process, which knows no other hub and has a token that may write."""
+def run_all(warm, hub, workplace):
+    """Run commands, (token, words) of each, in a process that knows no other hub."""
 
-    def run(name: str, *words: object, **environment: str) -> Outcome:
-        known = {"HF_ENDPOINT": hub.address, "HF_HOME": str(workplace / "home"), "HF_TOKEN": WRITER}
-        known |= {"HF_HUB_DISABLE_XET": "1", **environment}
-        process = warm.start(script(name, *words), workplace, **known)
+    def run_all(*commands: tuple[str, list[object]], **environment: str) -> list[Outcome]:
+        known = {
+            **{"HF_ENDPOINT": hub.address, "HF_HOME": str(workplace / "home")},
+            **{"HF_HUB_DISABLE_XET": "1", **environment},
+        }
+        given = json.dumps([(token, [*map(str, words)]) for token, words in commands])
+        process = warm.start([sys.executable, "-c", PROGRAM, given], workplace, **known)
         out, err = process.communicate()
-        return Outcome(process.returncode, out, err)
+        assert (process.returncode, err) == (0, "")
+        return [Outcome(*json.loads(line)) for line in out.splitlines()]
 
-    return run
+    return run_all
 
 
 def pushed(checkpoint: Path, folder: Path, *words: object) -> dict[str, bytes]:
@@ -198,16 +216,19 @@ def stored(checkpoints, tmp_path, monkeypatch) -> Hub:
     return hub
 
 
-def test_certificates_are_those_of_the_file_after_a_round_trip(checkpoints, hub, run):
+def test_certificates_are_those_of_the_file_after_a_round_trip(checkpoints, hub, run_all):
     """The log also says from which commit, and the file goes on where that of the hub ended."""
     model = checkpoints["PGD"]
     certify = ("certify", "digits")
     succeed(*certify, model, 0.25, "file.tsv", *FEW)
     succeed("analyze", "card", "file.tsv", "-o", "card.json")
-    done = run("push", model, "me/pgd", "--card", "card.json", "--license", "mit")
+    done, begun = run_all(
+        (WRITER, ["push", model, "me/pgd", "--card", "card.json", "--license", "mit"]),
+        (WRITER, [*certify, NAME, 0.25, "both.tsv", *FEW, "--max", 3]),
+    )
     commit = hub.commit("me/pgd")
     assert (done.code, done.err) == (0, "") and f"use it as {NAME}@{commit}\n" in done.out
-    assert run(*certify, NAME, 0.25, "both.tsv", *FEW, "--max", 3).code == 0
+    assert begun.code == 0
     assert len(timeless(Path("both.tsv"))) == 3
     succeed(*certify, model, 0.25, "both.tsv", *FEW)
     assert timeless(Path("file.tsv")) == timeless(Path("both.tsv"))
@@ -232,44 +253,57 @@ def test_certificates_are_those_of_the_file_after_a_round_trip(checkpoints, hub,
     assert f"smoothadv certify digits {NAME} 0.25" in text and "SmoothAdv-PGD" in text
 
     # A newer commit is another model; verify takes the one that the log names.
-    assert run("push", checkpoints["DDN"], "me/pgd").code == 0
-    assert "all are equal" in run("certify", "verify", "both.tsv", "--rows", 4).out
-    other = run(*certify, NAME, 0.25, "both.tsv", *FEW)
+    newer, verified, other, pinned = run_all(
+        (WRITER, ["push", checkpoints["DDN"], "me/pgd"]),
+        (WRITER, ["certify", "verify", "both.tsv", "--rows", 4]),
+        (WRITER, [*certify, NAME, 0.25, "both.tsv", *FEW]),
+        (WRITER, [*certify, f"{NAME}@{commit}", 0.25, "pinned.tsv", *FEW]),
+    )
+    assert newer.code == 0 and "all are equal" in verified.out
     assert refused(other, "both.tsv", "another model", "checkpoint_sha256")
-    pinned = run(*certify, f"{NAME}@{commit}", 0.25, "pinned.tsv", *FEW)
     assert pinned.code == 0 and timeless(Path("pinned.tsv")) == timeless(Path("file.tsv"))
 
 
-def test_what_the_hub_refuses_is_one_line(checkpoints, hub, run):
-    model = checkpoints["PGD"]
-    assert refused(run("push", model, "me/pgd", HF_TOKEN=""), "me/pgd", "hf auth login")
+def test_what_the_hub_refuses_is_one_line(checkpoints, hub, run_all):
+    push = ["push", checkpoints["PGD"], "me/pgd"]
+    assert refused(*run_all(("", push)), "me/pgd", "hf auth login")
     assert hub.asked == ["HEAD /"], "nothing is sent without a token"
-    assert refused(run("push", model, "me/pgd", HF_TOKEN=READER), "me/pgd", "permission to write")
-    assert refused(run("push", model, "me/pgd", HF_TOKEN="hf_old"), "does not accept the token")
-    assert run("push", model, "me/pgd", "--private").code == 0 and hub.private == {"me/pgd"}
-    assert refused(run("push", model, "me/pgd", "--private"), "exists already", "--private")
+    private = (WRITER, [*push, "--private"])
+    reader, old, done, again = run_all((READER, push), ("hf_old", push), private, private)
+    assert refused(reader, "me/pgd", "permission to write")
+    assert refused(old, "does not accept the token")
+    assert done.code == 0 and hub.private == {"me/pgd"}
+    assert refused(again, "exists already", "--private")
     hub.put("you/vit", {"config.json": b'{"architectures": ["ViT"]}'})
     hub.put("you/data", {"README.md": b""})
-    for name, token, words in [
+    asked = [
         (NAME, "", "is private and needs a token"),
         ("hf-hub:me/other", WRITER, "no such repository"),
         (f"{NAME}@v2", WRITER, "no such revision"),
         ("hf-hub:you/vit", WRITER, "hf:OWNER/NAME"),
         ("hf-hub:you/data", WRITER, "not made by smoothadv push"),
-    ]:
-        outcome = run("certify", "digits", name, 0.25, "log.tsv", *FEW, HF_TOKEN=token)
+    ]
+    outcomes = run_all(
+        *((key, ["certify", "digits", name, 0.25, "log.tsv", *FEW]) for name, key, _ in asked)
+    )
+    for (name, _, words), outcome in zip(asked, outcomes):
         assert refused(outcome, name, words) and not Path("log.tsv").exists()
 
 
-def test_without_the_server_the_cache_is_used(checkpoints, hub, run, tmp_path):
+def test_without_the_server_the_cache_is_used(checkpoints, hub, run_all, tmp_path):
     hub.put("me/pgd", pushed(checkpoints["PGD"], tmp_path / "files"))
     away = {"HF_ENDPOINT": "http://127.0.0.1:9"}  # where nobody answers
     certify = ("certify", "digits", NAME, 0.25)
-    assert refused(run(*certify, "log.tsv", *FEW, **away), NAME, "cannot be reached", "cache")
-    assert refused(run("push", checkpoints["PGD"], "me/pgd", **away), "cannot be reached")
-    assert run(*certify, "first.tsv", *FEW).code == 0
+    made, pushed_away = run_all(
+        (WRITER, [*certify, "log.tsv", *FEW]),
+        (WRITER, ["push", checkpoints["PGD"], "me/pgd"]),
+        **away,
+    )
+    assert refused(made, NAME, "cannot be reached", "cache")
+    assert refused(pushed_away, "cannot be reached")
+    assert run_all((WRITER, [*certify, "first.tsv", *FEW]))[0].code == 0
     for log, environment in [("away.tsv", away), ("offline.tsv", {"HF_HUB_OFFLINE": "1"})]:
-        assert run(*certify, log, *FEW, **environment).code == 0
+        assert run_all((WRITER, [*certify, log, *FEW]), **environment)[0].code == 0
         assert timeless(Path(log)) == timeless(Path("first.tsv"))
 
 

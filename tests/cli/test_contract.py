@@ -94,9 +94,7 @@ def rows_in(folder: Path, kind: str) -> int:
 # Stopped
 
 
-@pytest.mark.parametrize(
-    "kind", ["exact", "adaptive", "predict", "restarts", "stein", "falsify", "sets"]
-)
+@pytest.mark.parametrize("kind", ["exact", "adaptive", "predict", "restarts", "falsify", "sets"])
 def test_interrupted_at_any_pass_it_is_continued_by_the_same_command(
     start, workplace, whole, monkeypatch, kind
 ):
@@ -123,7 +121,7 @@ def test_killed_at_random_it_is_finished_by_the_same_command(
 ):
     """Half of the time the power fails as well and leaves half a row or image."""
     moments = random.Random(kind)
-    for row in (1, 6, 11):
+    for row in (1, 11):
         process = warm.start(command(kind), workplace)
         try:
             wait_until(lambda row=row: rows_in(workplace, kind) >= row, process)
@@ -147,7 +145,7 @@ def test_killed_at_random_it_is_finished_by_the_same_command(
     "kind, order",
     [
         *(("exact", (0,)), ("exact", (2, 0, 1))),
-        *((kind, (1, 0)) for kind in ("named", "predict", "attack", "falsify", "sets")),
+        *((kind, (1, 0)) for kind in ("named", "attack", "falsify", "sets")),
     ],
 )
 def test_shards_in_any_order_merge_into_the_log_of_one_process(
@@ -239,8 +237,7 @@ def test_processes_write_the_log_of_one(command, warm, tmp_path, whole, kind):
     done = warm.run_workers(2, command(kind), tmp_path)
     assert [each.returncode for each in done] == [0, 0], done
     assert len([each for each in done if each.stdout]) == 1, "one of the processes sums up"
-    runs = manifest_of(tmp_path / LOGS[kind])["runs"]
-    assert {run["shard"] for run in runs} == {0, 1}
+    assert {run["shard"] for run in manifest_of(tmp_path / LOGS[kind])["runs"]} == {0, 1}
     assert_equal(tmp_path, whole(kind), kind)
 
 

@@ -37,7 +37,7 @@ from smoothadv.sets import command as sets
 from smoothadv.sweep import command as sweep
 from smoothadv.version import __version__
 from smoothadv.voting.classifier import PRECISIONS
-from support.commands import CODE, call, command_main, refused, run_process, script
+from support.commands import CODE, call, command_main, refused, run_process
 
 REPOSITORY = CODE.parent
 SCRIPTS = sorted(path.stem for path in CODE.glob("*.py"))
@@ -201,13 +201,6 @@ def test_console_command_lists_its_commands(arguments, capsys):
     )
     assert all(name in captured.err for name in [*arguments, *COMMANDS])
     assert ("(did you mean 'train'?)" in captured.err) == bool(arguments)
-
-
-def test_script_process_ends_with_the_commands_exit_code(tmp_path):
-    done = run_process(script("analyze", "summary", "nowhere.tsv"), tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: nowhere.tsv ") and done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_list_names_what_is_known(capsys, workplace):

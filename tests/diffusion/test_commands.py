@@ -227,22 +227,23 @@ def test_words_that_mean_nothing_are_refused(options, words, checkpoint, workpla
 
 
 def test_log_of_another_step_size_or_noise_is_not_continued(unet, checkpoint, workplace, capsys):
-    certify = ["certify", "digits", checkpoint, 0.25, "log.tsv", *QUICK]
+    certify = ["certify", "digits", checkpoint, 0.25, "log.tsv", *QUICK, "--max", 1]
     certify += ["--denoiser", f"openai:{unet}"]
     options = ["--resize", "8", "--local-noise", "0.1"]
     assert call(capsys, *certify, *options).code == 0
     before = timeless(Path("log.tsv"))
     for changed, difference in [
         ([*options, "--timestep", "nearest"], "timestep was 'released', now 'nearest'"),
-        ([*options, "--timestep", 1157], "timestep was 'released', now '1157'"),
         (
             ["--resize", "8:bilinear", "--local-noise", "0.1"],
             "resize was '8:bicubic', now '8:bilinear'",
         ),
         (["--resize", "8"], "local_noise was '0.1:5', now None"),
     ]:
-        text = f"log.tsv with other settings: {difference}; --overwrite"
-        assert refused(call(capsys, *certify, *changed), text)
+        assert refused(
+            call(capsys, *certify, *changed),
+            f"log.tsv with other settings: {difference}; --overwrite",
+        )
     assert call(capsys, *certify, *options).code == 0 and timeless(Path("log.tsv")) == before
 
 

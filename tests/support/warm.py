@@ -89,6 +89,15 @@ _COMMANDS = [
 _LATER = ["sklearn.datasets", "torch._dynamo"]
 
 
+# Before a program: it knows torch, but not this package, nor where it is.
+FORGETTING = """
+import sys
+for name in [each for each in sys.modules if each.partition(".")[0] == "smoothadv"]:
+    del sys.modules[name]
+sys.path = [one for one in sys.path if not one.rstrip("/").endswith("code")]
+"""
+
+
 class WarmProcesses:
     """Starts processes, each as real as any but for the seconds that loading torch takes."""
 

@@ -206,19 +206,17 @@ def test_plan_of_many_jobs_fits_a_screen(workplace, capsys):
 
 def test_report_is_about_the_groups_and_leaves_out_what_is_unfinished(done, capsys):
     def report(name: str, *options: object) -> tuple[str, str]:
-        outcome = sweep(capsys, "report", "-o", name, *options)
-        assert outcome.code == 0
+        outcome = sweep(capsys, "report", *options)
+        assert outcome.code == 0 and f"wrote {name}" in outcome.out
         return Path(name).read_text().replace("/<wbr>", "/"), outcome.err
 
-    outcome = sweep(capsys, "report")
-    assert outcome.code == 0 and outcome.err == "" and "wrote logs/grid/report.html" in outcome.out
-    page, _ = report("whole.html")
+    page, warnings = report("logs/grid/report.html")
+    assert warnings == ""
     assert [word for word in ["Gaussian", "SmoothAdv", *map(str, LOGS)] if word not in page] == []
     keep_rows(LOGS[1], 2)
-    page, warnings = report("mine.html")
+    page, warnings = report("mine.html", "-o", "mine.html")
     assert "warning: 1 of 2 jobs" in warnings and str(LOGS[1]) not in page
-    page, _ = report("all.html", "--unfinished")
-    assert str(LOGS[1]) in page
+    assert str(LOGS[1]) in report("all.html", "-o", "all.html", "--unfinished")[0]
 
 
 def begun_certifying(folder: Path, name: str) -> bool:
