@@ -162,9 +162,8 @@ def test_clone_need_not_be_installed(warm, repository, checkpoints, tmp_path):
         "import smoothadv\n"
         "print(len(model(torch.rand(2, 1, 8, 8))), smoothadv.__file__)\n"
     )
-    done = warm.run(
-        [sys.executable, "-c", program, str(repository), str(checkpoints["PGD"])], tmp_path
-    )
+    command = [sys.executable, "-c", program, str(repository), str(checkpoints["PGD"])]
+    done = warm.run(command, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["2", str(repository / "code/smoothadv/__init__.py")]
 

@@ -259,10 +259,8 @@ def test_images_of_8_bits_are_the_same_however_they_were_divided(kind, model, re
         smoothadv.certify(model, *handed, **quick, n0=10, sound=sound, log=log)
         found.append([timeless(log)])
         if kind == "array":  # certify has read the others in the same way
-            smoothadv.falsify(
-                *(model, *handed),
-                **{**quick, "against": log, "outdir": tmp_path / name, "attack": PGD(0.0, 2)},
-            )
+            against = {"against": log, "outdir": tmp_path / name, "attack": PGD(0.0, 2)}
+            smoothadv.falsify(model, *handed, **quick, **against)
             found[-1] += timeless(tmp_path / name / "against.tsv")
     assert found[0] == found[1]
     with pytest.raises(UserError, match="only: example 0 of (images|npz:.*off.npz) is not of 8 b"):

@@ -30,9 +30,8 @@ PATH = "cifar10/resnet110/noise_0.50/test/sigma_0.50"
 def honest(checkpoint, tmp_path_factory) -> Path:
     """A log of all test images of digits."""
     log = tmp_path_factory.mktemp("honest") / "log.tsv"
-    succeed(
-        *("certify", "digits", checkpoint, 0.25, log, "--N0", 20, "--N", 100, "--device", "cpu")
-    )
+    few = ("--N0", 20, "--N", 100, "--device", "cpu")
+    succeed("certify", "digits", checkpoint, 0.25, log, *few)
     return log
 
 

@@ -178,10 +178,8 @@ def run_all(warm, hub, workplace):
     """Run commands, (token, words) of each, in a process that knows no other hub."""
 
     def run_all(*commands: tuple[str, list[object]], **environment: str) -> list[Outcome]:
-        known = {
-            **{"HF_ENDPOINT": hub.address, "HF_HOME": str(workplace / "home")},
-            **{"HF_HUB_DISABLE_XET": "1", **environment},
-        }
+        known = {"HF_ENDPOINT": hub.address, "HF_HOME": str(workplace / "home")}
+        known |= {"HF_HUB_DISABLE_XET": "1", **environment}
         given = json.dumps([(token, [*map(str, words)]) for token, words in commands])
         process = warm.start([sys.executable, "-c", PROGRAM, given], workplace, **known)
         out, err = process.communicate()
@@ -189,6 +187,12 @@ def run_all(warm, hub, workplace):
         return [Outcome(*json.loads(line)) for line in out.splitlines()]
 
     return run_all
+
+
+@pytest.fixture
+def run(run_all):
+    """Run a command as its own process, with a token that may write."""
+    return lambda *words, **environment: run_all((WRITER, words), **environment)[0]
 
 
 def pushed(checkpoint: Path, folder: Path, *words: object) -> dict[str, bytes]:
@@ -216,16 +220,15 @@ def stored(checkpoints, tmp_path, monkeypatch) -> Hub:
     return hub
 
 
-def test_certificates_are_those_of_the_file_after_a_round_trip(checkpoints, hub, run_all):
+def test_certificates_are_those_of_the_file_after_a_round_trip(checkpoints, hub, run, run_all):
     """The log also says from which commit, and the file goes on where that of the hub ended."""
     model = checkpoints["PGD"]
     certify = ("certify", "digits")
     succeed(*certify, model, 0.25, "file.tsv", *FEW)
     succeed("analyze", "card", "file.tsv", "-o", "card.json")
-    done, begun = run_all(
-        (WRITER, ["push", model, "me/pgd", "--card", "card.json", "--license", "mit"]),
-        (WRITER, [*certify, NAME, 0.25, "both.tsv", *FEW, "--max", 3]),
-    )
+    push = ["push", model, "me/pgd", "--card", "card.json", "--license", "mit"]
+    three = [*certify, NAME, 0.25, "both.tsv", *FEW, "--max", 3]
+    done, begun = run_all((WRITER, push), (WRITER, three))
     commit = hub.commit("me/pgd")
     assert (done.code, done.err) == (0, "") and f"use it as {NAME}@{commit}\n" in done.out
     assert begun.code == 0
@@ -283,27 +286,24 @@ def test_what_the_hub_refuses_is_one_line(checkpoints, hub, run_all):
         ("hf-hub:you/vit", WRITER, "hf:OWNER/NAME"),
         ("hf-hub:you/data", WRITER, "not made by smoothadv push"),
     ]
-    outcomes = run_all(
-        *((key, ["certify", "digits", name, 0.25, "log.tsv", *FEW]) for name, key, _ in asked)
-    )
-    for (name, _, words), outcome in zip(asked, outcomes):
+    certify = [
+        (token, ["certify", "digits", name, 0.25, "log.tsv", *FEW]) for name, token, _ in asked
+    ]
+    for (name, _, words), outcome in zip(asked, run_all(*certify)):
         assert refused(outcome, name, words) and not Path("log.tsv").exists()
 
 
-def test_without_the_server_the_cache_is_used(checkpoints, hub, run_all, tmp_path):
+def test_without_the_server_the_cache_is_used(checkpoints, hub, run, run_all, tmp_path):
     hub.put("me/pgd", pushed(checkpoints["PGD"], tmp_path / "files"))
     away = {"HF_ENDPOINT": "http://127.0.0.1:9"}  # where nobody answers
     certify = ("certify", "digits", NAME, 0.25)
-    made, pushed_away = run_all(
-        (WRITER, [*certify, "log.tsv", *FEW]),
-        (WRITER, ["push", checkpoints["PGD"], "me/pgd"]),
-        **away,
-    )
+    push = ["push", checkpoints["PGD"], "me/pgd"]
+    made, pushed_away = run_all((WRITER, [*certify, "log.tsv", *FEW]), (WRITER, push), **away)
     assert refused(made, NAME, "cannot be reached", "cache")
     assert refused(pushed_away, "cannot be reached")
-    assert run_all((WRITER, [*certify, "first.tsv", *FEW]))[0].code == 0
+    assert run(*certify, "first.tsv", *FEW).code == 0
     for log, environment in [("away.tsv", away), ("offline.tsv", {"HF_HUB_OFFLINE": "1"})]:
-        assert run_all((WRITER, [*certify, log, *FEW]), **environment)[0].code == 0
+        assert run(*certify, log, *FEW, **environment).code == 0
         assert timeless(Path(log)) == timeless(Path("first.tsv"))
 
 

@@ -237,7 +237,8 @@ def test_processes_write_the_log_of_one(command, warm, tmp_path, whole, kind):
     done = warm.run_workers(2, command(kind), tmp_path)
     assert [each.returncode for each in done] == [0, 0], done
     assert len([each for each in done if each.stdout]) == 1, "one of the processes sums up"
-    assert {run["shard"] for run in manifest_of(tmp_path / LOGS[kind])["runs"]} == {0, 1}
+    runs = manifest_of(tmp_path / LOGS[kind])["runs"]
+    assert {run["shard"] for run in runs} == {0, 1}
     assert_equal(tmp_path, whole(kind), kind)
 
 

@@ -240,10 +240,8 @@ def test_log_of_another_step_size_or_noise_is_not_continued(unet, checkpoint, wo
         ),
         (["--resize", "8"], "local_noise was '0.1:5', now None"),
     ]:
-        assert refused(
-            call(capsys, *certify, *changed),
-            f"log.tsv with other settings: {difference}; --overwrite",
-        )
+        text = f"log.tsv with other settings: {difference}; --overwrite"
+        assert refused(call(capsys, *certify, *changed), text)
     assert call(capsys, *certify, *options).code == 0 and timeless(Path("log.tsv")) == before
 
 
