@@ -30,6 +30,7 @@ from smoothadv.base.errors import UserError, counted, warn
 from smoothadv.base.settings import (
     a_threshold,
     any_seed,
+    number,
     positive_int,
     probability,
     refuse_any,
@@ -41,6 +42,8 @@ from smoothadv.statistics import ABSTAIN, COUNT_COLUMNS
 from smoothadv.statistics.bounds import binomial_interval, tolerated_false_statements
 from smoothadv.statistics.on_grid import LABEL_AWARE
 
+_RESAMPLES = 4_000
+_FALSE_ALARM = 0.001
 _ROUNDING = 1e-6  # relative, of a float32 norm
 
 
@@ -136,7 +139,7 @@ class Comparison(AtRadii, Analysis):
         return stats.bootstrap(
             (values,),
             np.mean,
-            n_resamples=4_000,
+            n_resamples=_RESAMPLES,
             batch=max(1, 20_000_000 // len(values)),
             confidence_level=self.confidence,
             method="percentile",
@@ -202,7 +205,7 @@ class Gap(Analysis):
     )
 
     def __call__(self, logs: Logs) -> Table:
-        attacks = sorted(filter(attack_radius, logs.prediction), key=attack_radius)
+        attacks = [log for log in logs.prediction if attack_radius(log) > 0]
         if not logs.certification or not attacks:
             raise UserError(
                 "gap needs a certification log and prediction logs under attack, of the same model"
@@ -216,6 +219,7 @@ class Gap(Analysis):
             Column("abstention_rate", "abstained", "fraction"),
             *columns_of("count", contradictions="contradictions", tolerated="tolerated"),
         ]
+        attacks = sorted(attacks, key=attack_radius)
         rows = [self._row(log, certificates_for(log, logs.certification)) for log in attacks]
         return Table(columns, rows)
 
@@ -229,7 +233,7 @@ class Gap(Analysis):
             *(attacked.label, radius, len(pairs), certified_accuracy),
             Annotated(hits / len(pairs), interval=interval),
             *(float(pairs.predict_second.eq(ABSTAIN).mean()), contradictions(pairs, radius)),
-            tolerated_false_statements(len(pairs), alphas, false_alarm=0.001),
+            tolerated_false_statements(len(pairs), alphas, _FALSE_ALARM),
         ]
 
 
@@ -280,6 +284,7 @@ def certificates_for(attacked: Log, certified: Sequence[Log]) -> Log:
     return same[0]
 
 
+_THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 _MOST_LOGS = 5
 
 
@@ -296,7 +301,7 @@ class CascadeEstimate(AtRadii, Analysis):
     # Rivals are taken as 1 - p_A where an image's class is that of the cascade, as p_A elsewhere.
     # p_A is bounded by the counts in a log, or is Phi(radius / sigma) without them.
     thresholds: Sequence[float] = setting(
-        (0.5, 0.6, 0.7, 0.8, 0.9), parse=a_threshold, help="thresholds p0 to try"
+        _THRESHOLDS, parse=a_threshold, help="thresholds p0 to try"
     )
     choose_on: int | None = setting(
         None,

@@ -28,6 +28,7 @@ from smoothadv.statistics import ABSTAIN
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+_TALLEST_PICTURE = 96
 _SMALLEST_SIDE = 128
 _MARGIN = 6
 _CAPTION = 30
@@ -153,7 +154,7 @@ def _picture(image: np.ndarray, adversarial: np.ndarray) -> str:
     on grey.
     """
     picture = _side_by_side(image, adversarial, 0.5 + 10 * (adversarial - image))
-    picture.thumbnail((picture.width, 96))
+    picture.thumbnail((picture.width, _TALLEST_PICTURE))
     content = io.BytesIO()
     picture.save(content, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()

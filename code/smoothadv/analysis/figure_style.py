@@ -32,6 +32,13 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 # One fewer than colours, so that the pairs differ for 56 curves.
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _MARKS_PER_CURVE = 5
+_STYLE = {
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "grid.color": "0.9",
+}
 _ENTRIES_INSIDE = 6
 _CHARACTERS_INSIDE = 28
 _CHARACTERS_BESIDE_ANOTHER = 32
@@ -52,15 +59,7 @@ def new_figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
     from matplotlib import figure, rc_context
 
     drawn = figure.Figure((6.0 if panels == 1 else 4.6 * panels, 4.0), layout="constrained")
-    with rc_context(
-        {
-            "axes.axisbelow": True,
-            "axes.grid": True,
-            "axes.spines.right": False,
-            "axes.spines.top": False,
-            "grid.color": "0.9",
-        }
-    ):
+    with rc_context(_STYLE):
         return drawn, [*drawn.subplots(1, panels, squeeze=False)[0]]
 
 
@@ -228,9 +227,7 @@ def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool =
     A label may be any text: nothing in it is parsed as mathematics. In SVG, the groups curve-2-0,
     curve-2-1 ... are what was drawn under the label of entry 2.
     """
-    symbols = [_symbols(escape(str(handle.get_label()), None)) for handle in handles]
-    # A long one on several lines, broken after a slash where there is one.
-    labels = ["\n".join(re.findall(".{1,60}$|.{1,59}[/ ]|.{60}", label)) for label in symbols]
+    labels = [_legible(escape(str(handle.get_label()), None)) for handle in handles]
     blanks = ["-"] * len(labels)  # matplotlib leaves out labels that start with an underscore
     lines = [line for label in labels for line in label.split("\n")]
     longest = max(map(len, lines), default=0)
@@ -258,6 +255,12 @@ def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool =
         curve = [artist for artist in drawn if artist.get_label() == handle.get_label()]
         for place, artist in enumerate(curve):
             artist.set_gid(f"curve-{number}-{place}")
+
+
+def _legible(label: str) -> str:
+    """A label with symbols; a long one on several lines, broken after a slash where there is
+    one."""
+    return "\n".join(re.findall(".{1,60}$|.{1,59}[/ ]|.{60}", _symbols(label)))
 
 
 def _symbols(label: str) -> str:

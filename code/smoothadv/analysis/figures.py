@@ -55,6 +55,8 @@ from smoothadv.statistics.accuracy import (
 )
 
 _RADIUS, _P_A = "radius", "p_A"
+_POINTS = 1500
+_BESIDE = 0.005
 
 
 @ANALYSES.register("plot")
@@ -184,7 +186,7 @@ class EnvelopePlot(Titled, Choosing, Norm, Analysis):
         """A fine grid of radii, with round ones and the largest one of each log, and the largest
         accuracy of the logs there."""
         ends = np.concatenate([self.certified_by(log, [log.table.radius.max()]) for log in group])
-        fine = [np.linspace(0, ends.max(), 1500), round_numbers(ends.max())]
+        fine = [np.linspace(0, ends.max(), _POINTS), round_numbers(ends.max())]
         grid = np.unique(np.concatenate([*fine, ends, np.nextafter(ends, np.inf)]))
         best = np.max([self.accuracies(log, grid, models=len(group)) for log in group], axis=0)
         return grid, best
@@ -250,7 +252,7 @@ class EmpiricalPlot(Titled, Choosing, Analysis):
             if self.confidence is not None:
                 ends = [best.interval(self.confidence) for best in curve.values()]
                 # Side by side, where one curve's bars would cover another's.
-                shift = 0.005 * largest * (position - (len(curves) - 1) / 2)
+                shift = _BESIDE * largest * (position - (len(curves) - 1) / 2)
                 lower, upper = 100 * np.transpose(ends)
                 axes.vlines(shift + np.array([*curve]), lower, upper, style["color"], label=label)
         return finished(
@@ -276,8 +278,8 @@ class TrainingPlot(Titled, Analysis):
 
         figure, panels = new_figure(panels=2)
         count = len(logs.training)
-        quantities = ("loss", 1, ""), ("accuracy", 100, " (%)")
-        for axes, (quantity, scale, unit) in zip(panels, quantities):
+        quantities = zip(panels, ("loss", "accuracy"), (1, 100), ("", " (%)"))
+        for axes, quantity, scale, unit in quantities:
             for position, (log, style) in enumerate(zip(logs.training, line_styles(count))):
                 name = log.name.removesuffix("/log.txt").removesuffix(".txt")
                 for split, word, line in (("train", "training", "-"), ("test", "test", "--")):
@@ -306,6 +308,7 @@ _CERTIFIED, _CLEAN, _AVERAGE = MEASURES = (
     "clean_accuracy",
     "average_certified_radius",
 )
+_COLOURS = "cividis"  # perceptually uniform, of rising lightness: legible also when printed grey
 # Of a scale, where the contrast of either to the colour is at least 4.5 (WCAG 2.1).
 _BLACK_FROM = 0.467
 # In inches; texts are of _FONT_SIZE points.
@@ -429,8 +432,7 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
 
         mesh = panel.pcolormesh(
             np.ma.masked_invalid(values),
-            # perceptually uniform, of rising lightness: legible also when printed grey
-            cmap="cividis",
+            cmap=_COLOURS,
             vmin=0,
             vmax=largest,
             edgecolors="white",

@@ -184,6 +184,12 @@ def sizes_of(logs: Iterable[Log]) -> str:
     return " to ".join(f"{size:,}" for size in sorted({min(sizes), max(sizes)}))
 
 
+_FEWEST_TO_RECOGNISE = 20  # fewer rows may be equal by chance
+_SEVERAL_PROCEDURES = (
+    "logs of several procedures are kept apart ({}): some certify more from the same votes"
+)
+_SEVERAL_SIZES = "predictions are kept apart by the number of classes that may hold the label ({})"
+
 hyper_parameter = one_of(FIELDS)
 
 
@@ -247,17 +253,11 @@ def comparison_warnings(logs: Logs, paired: bool = False) -> list[str]:
         f"{first.path} and {log.path} hold the same rows: one model is counted twice"
         for first, *others in same_rows.values()
         for log in others
-        if len(log.table) >= 20  # fewer rows may be equal by chance
+        if len(log.table) >= _FEWEST_TO_RECOGNISE
     ]
-    kept_apart = {
-        "logs of several procedures are kept apart ({}): some certify more from the same "
-        "votes": certification,
-        "predictions are kept apart by the number of classes that may hold the label "
-        "({})": prediction,
-    }
     sentences += [
         sentence.format(names)
-        for sentence, some in kept_apart.items()
+        for sentence, some in ((_SEVERAL_PROCEDURES, certification), (_SEVERAL_SIZES, prediction))
         if (names := several(some, "procedure"))
     ]
     found = {

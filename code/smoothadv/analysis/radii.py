@@ -26,12 +26,18 @@ from smoothadv.base.settings import (
 from smoothadv.statistics.accuracy import BANDS, accuracy, certified_accuracies, default_radii
 from smoothadv.statistics.bounds import certified_accuracy_deduction, l2_radius_for, linf_radius
 
+# So many that all radii at sigma = 1 and n = 100,000 have them: the steps of the paper's Table 2.
+# Table 1 has halves.
+MOST_RADII = 15
+_MOST_ROUND_NUMBERS = 1500
+_LINF_RADII = ("1/255", "2/255", "4/255", "8/255")
+
 
 def round_numbers(largest: float) -> np.ndarray:
     """0 and the multiples of a power of ten up to ``largest``, of them at most 1,500, at least 150
     unless it is 0.
     """
-    per_unit = 10.0 ** -math.ceil(math.log10((largest or 1.0) / 1500))
+    per_unit = 10.0 ** -math.ceil(math.log10((largest or 1.0) / _MOST_ROUND_NUMBERS))
     return np.arange(math.floor(largest * per_unit) + 1) / per_unit
 
 
@@ -170,17 +176,14 @@ class AtRadii(Norm):
         "is certified, in larger steps where there are too many; 1/255 to 8/255 with --norm linf)",
     )
 
-    def chosen_radii(self, logs: Sequence[Log], most: int = 15) -> list[Radius]:
+    def chosen_radii(self, logs: Sequence[Log], most: int = MOST_RADII) -> list[Radius]:
         """The radii that the user named, each once, or the default ones: at ``most`` so many on
         images like those of CIFAR-10, fewer on others.
-
-        With 15, all radii at sigma = 1 and n = 100,000 have the steps of the paper's Table 2. Table
-        1 has halves.
         """
         if self.radii:
             return [*dict.fromkeys(self.radii)]
         if self.norm == "linf":
-            return [*map(Radius.parse, ("1/255", "2/255", "4/255", "8/255"))]
+            return [*map(Radius.parse, _LINF_RADII)]
         datasets = {log.facts.get("dataset") for log in logs}
         is_small = datasets <= DIMENSIONS.keys() - {"imagenet", "digits"}
         limit = {"most": most} if is_small else {}

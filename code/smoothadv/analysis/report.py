@@ -121,9 +121,8 @@ class Report(Choosing, AtRadii, Analysis):
 
     def _sections(self, logs: Logs) -> Iterator[Section]:
         certification = [*filter(self.takes, logs.certification)]
-        if parts := self._made(
-            "Chosen on some images, measured on others", HeldOut, Logs(certification), True
-        ):
+        chosen = "Chosen on some images, measured on others"
+        if parts := self._made(chosen, HeldOut, Logs(certification), is_optional=True):
             yield Section("The best models on other images", parts)
         for name, alike in logs.by("images").items():
             # Below the name of the set, labels need not repeat it.
@@ -192,41 +191,28 @@ class Report(Choosing, AtRadii, Analysis):
             note = "; bands: 95 %, for all radii at once, over the choice of images"
         if len(logs.certification) <= _MOST_CURVES:
             by_p_a = {**bands, "of": "p_A", "norm": "l2", "high_probability": None}
+            of_p_a = "Images by their lower bound of p_A"
             parts = [
                 *self._made(
                     f"Certified accuracy of each log{note}", CertifiedAccuracyPlot, logs, **bands
                 ),
-                *self._made(
-                    "Images by their lower bound of p_A",
-                    CertifiedAccuracyPlot,
-                    logs,
-                    True,
-                    **by_p_a,
-                ),
+                *self._made(of_p_a, CertifiedAccuracyPlot, logs, True, **by_p_a),
             ]
+        caption = "Lower bounds of p_A, 0 if wrong, beside the average radius"
         return [
             *parts,
             *self._made("All logs", Summary, logs),
-            *self._made(
-                "Lower bounds of p_A, 0 if wrong, beside the average radius",
-                Probabilities,
-                logs,
-                True,
-            ),
+            *self._made(caption, Probabilities, logs, True),
             *self._made("The two on the same images", Comparison, Logs(logs.certification), True),
         ]
 
     def _best_of_groups(self, logs: Logs) -> list[Part]:
         certification = logs.certification
+        caption = "Best certified accuracy, with the clean accuracy of the selected log raised"
+        abstained = "Abstention rate of the selected logs"
         parts = [
-            *self._made(
-                "Best certified accuracy, with the clean accuracy of the selected log raised",
-                Envelope,
-                logs,
-            ),
-            *self._made(
-                "Abstention rate of the selected logs", Envelope, logs, show="abstention_rate"
-            ),
+            *self._made(caption, Envelope, logs),
+            *self._made(abstained, Envelope, logs, show="abstention_rate"),
         ]
         drawn = 0
         for words, by in (("by group", ()), ("by sigma", ("sigma",))):
@@ -280,10 +266,8 @@ class Report(Choosing, AtRadii, Analysis):
             ]
             for log in logs.all
         ]
-        columns = columns_of(
-            "text", log="log", file="file", made_by="made by", notes="to keep in mind"
-        )
-        parts = [part("Where each log is from", Table(columns, rows))]
+        titles = {"log": "log", "file": "file", "made_by": "made by", "notes": "to keep in mind"}
+        parts = [part("Where each log is from", Table(columns_of("text", **titles), rows))]
         if logs.certification or logs.prediction:
             parts += self._made("Hyper-parameters and how they are known", ParametersTable, logs)
         return parts

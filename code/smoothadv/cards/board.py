@@ -48,6 +48,7 @@ _HOW_TO_READ = (
     "sign flips of the differences in radius (in hundredths), and of McNemar at a radius; both "
     "exact, each for one comparison alone."
 )
+_LEAST_P = 1e-12
 FORMS = {".html": "html", ".md": "markdown", ".csv": "csv", ".json": "json"}
 """The forms of a board by the ending of its file."""
 
@@ -268,7 +269,7 @@ def sign_flip_p_value(differences: np.ndarray) -> float:
         chances = pairs + chances[2 * len(pairs) :]
     sums = 2 * np.arange(len(chances[0])) - sizes.sum()
     far = chances[0][np.abs(sums) >= abs(differences.sum())].sum()
-    return float(np.clip(far, 1e-12, 1))
+    return float(np.clip(far, _LEAST_P, 1))
 
 
 def _tests(card: Card, other: Card, radii: Sequence[float]) -> list[float]:
@@ -281,10 +282,14 @@ def _tests(card: Card, other: Card, radii: Sequence[float]) -> list[float]:
 
 def _entry(card: Card) -> list[Cell]:
     """What tells an entry from others: see ``_ENTRY``."""
+    known = [card[f"facts.{one}"] for one in ("sigma", "arch", "N")]
     return [
-        *(card["name"], card["paper"]),
-        *(card["facts.sigma"], card["facts.arch"], card["facts.N"]),
-        *(card["extra_data"] or "none", card["procedure"], _verified(card)),
+        card["name"],
+        card["paper"],
+        *known,
+        card["extra_data"] or "none",
+        card["procedure"],
+        _verified(card),
     ]
 
 
@@ -341,16 +346,18 @@ def _neighbours(cards: Sequence[Card], radii: Sequence[float]) -> Table:
 
 
 def _sources(cards: Sequence[Card]) -> Table:
+    places = {"url": "url", "log": "log_sha256", "model": "model_sha256"}
     rows: list[list[Cell]] = [
         [
-            *(card["name"], card.path.name),
-            *(card["url"], card["log_sha256"], card["model_sha256"]),
+            card["name"],
+            str(card.path.name),
+            *(card[place] for place in places.values()),
             "; ".join(card["verified.notes"] or []),
         ]
         for card in cards
     ]
-    names = "entry", "card", "url", "log", "model", "notes"
-    return Table([Column(name, name, "text") for name in names], rows)
+    titles = {"entry": "entry", "card": "card", **{one: one for one in places}, "notes": "notes"}
+    return Table(columns_of("text", **titles), rows)
 
 
 def _for_programs(ranked: dict[str, list[Card]], radii: Sequence[float]) -> Table:

@@ -98,10 +98,13 @@ _CHECKED = [
     *("radii possible for n, alpha and sigma", "one row per image, in order"),
     "labels those of the dataset",
 ]
+_RADII = {"imagenet": [0.5 * k for k in range(1, 8)]}
+_OTHER_RADII = [0.25 * k for k in range(1, 10)]
 _HALF = 0.5 / PER_UNIT
 """Released radii were rounded to nearest, large ones to hundredths."""
 _DIGITS = 6
 """Decimals of the values: the last digits of a mean differ among machines."""
+_PUBLISHED_N0 = 100
 _LABELS = {
     ("cifar10", 0, 1, 10_000): "adf24feb6e994b04",
     ("cifar10", 0, 20, 500): "ff7a8b4e5c8f1bd2",
@@ -114,6 +117,8 @@ _LABELS = {
 }
 """Where digests of the test images' indices and labels begin, by dataset, first index, skip and
 count: the released logs of several groups agree on them."""
+_OWN_IMAGES = ("imagefolder", "npz")
+"""Datasets whose place is a path of one machine: a card has their kind, or a stated name."""
 _OR_NULL = (str, NoneType)
 _A_NUMBER = number(float, "a number from -1e300 to 1e300", lambda v: abs(v) <= 1e300)
 _FORMS: dict[str, Any] = {
@@ -460,8 +465,7 @@ def _card_of(
     refuse_any({**missing, of_training: facts.get("split") == "train"})
     own = facts_of("certification", log.path, {})
     kind, _, place = str(own.get("dataset")).partition(":")
-    # Their place is a path of one machine: a card has their kind, or a stated name.
-    if place and kind in ("imagefolder", "npz"):
+    if place and kind in _OWN_IMAGES:
         if facts.sources["dataset"] == "manifest":
             facts = facts.replaced("dataset", kind, "manifest")
         own.values["dataset"] = facts.values["dataset"]
@@ -497,11 +501,9 @@ def _card_of(
     hundredths = np.where(right == 1, 1 + whole, 0)
     packed = hundredths.astype("<u2").view(np.uint8).reshape(-1, 2).T.tobytes()
     rate = abstention_rate(table)
-    n0 = settings.get("N0", 100)  # the published one
+    n0 = settings.get("N0", _PUBLISHED_N0)
     draws = count * (n0 + facts.n) if "sigmas" not in settings else None
-    is_imagenet = facts.get("dataset") == "imagenet"
-    radii = np.arange(0, 4, 0.5) if is_imagenet else np.arange(0, 2.5, 0.25)
-    accuracies = shares(hundredths, radii.tolist())
+    accuracies = shares(hundredths, [0, *_RADII.get(str(facts.get("dataset")), _OTHER_RADII)])
     return {
         "card": VERSION,
         **texts,

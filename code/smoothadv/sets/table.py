@@ -28,6 +28,7 @@ _LATE = (
 )
 _FIGURES = {".png": b"\x89PNG\r\n", ".pdf": b"%PDF-", ".svg": b"<?xml"}
 _TABLES = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}
+_STARTS = b"| log", b"\\begin{tabular}", b"log,", b'[\n  {\n    "log"'
 
 
 def _file(text: str) -> Path:
@@ -127,9 +128,8 @@ class SetsTable(Checked):
 
     def write(self) -> Iterator[str]:
         """Write the table or the figure; yields what was done, or the table if no file is named."""
-        starts = b"| log", b"\\begin{tabular}", b"log,", b'[\n  {\n    "log"'
         for path in self.output:
-            refuse_to_replace(path, "table or figure", *_FIGURES.values(), *starts)
+            refuse_to_replace(path, "table or figure", *_FIGURES.values(), *_STARTS)
             ending = path.suffix.lower()
             if ending in _FIGURES:
                 write_atomically(path, partial(save, self.figure(), kind=ending[1:]))
