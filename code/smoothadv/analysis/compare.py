@@ -30,7 +30,6 @@ from smoothadv.base.errors import UserError, counted, warn
 from smoothadv.base.settings import (
     a_threshold,
     any_seed,
-    number,
     positive_int,
     probability,
     refuse_any,
