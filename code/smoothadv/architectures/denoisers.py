@@ -60,7 +60,8 @@ class LocallySmoothed(nn.Module):
 
     def __init__(self, classifier: nn.Module, noise: torch.Tensor) -> None:
         super().__init__()
-        self.classifier, self.noise = classifier, nn.Buffer(noise)
+        self.classifier = classifier
+        self.noise = nn.Buffer(noise)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         copies = images[:, None] + self.noise
