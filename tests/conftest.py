@@ -84,11 +84,15 @@ def quick_plugins() -> Iterator[None]:
     """Every command asks all installed distributions for plug-ins and versions, which are the same
     as long as Python's path is.
     """
-    asked = metadata.entry_points
+    asked, asked_version = metadata.entry_points, metadata.version
 
     @functools.cache
     def found(path: tuple[str, ...], **wanted: str) -> metadata.EntryPoints:
         return asked(**wanted)
+
+    @functools.cache
+    def version(path: tuple[str, ...], name: str) -> str:
+        return asked_version(name)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -96,7 +100,7 @@ def quick_plugins() -> Iterator[None]:
             "entry_points",
             lambda **wanted: found(tuple(map(os.path.abspath, sys.path)), **wanted),
         )
-        patch.setattr(metadata, "version", functools.cache(metadata.version))
+        patch.setattr(metadata, "version", lambda name: version(tuple(sys.path), name))
         yield
 
 

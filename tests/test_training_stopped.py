@@ -1,4 +1,4 @@
-"""No training is lost: killed four times at random moments, or stopped within epochs, it ends like
+"""No training is lost: killed five times at random moments, or stopped within epochs, it ends like
 an undisturbed one. SIGTERM, Ctrl-C and a loss that is not finite end it with one line, and with a
 checkpoint to continue from.
 
@@ -79,7 +79,7 @@ def kill_at_random(process, saved: Path, moments: random.Random) -> None:
     assert process.returncode == -signal.SIGKILL, "it must not have finished before"
 
 
-def test_training_killed_four_times_is_finished_by_resuming(warm, tmp_path):
+def test_training_killed_five_times_is_finished_by_resuming(warm, tmp_path):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     moments = random.Random(1)
     # The last epoch is set only when the kills are over: however slow this machine is, none comes
@@ -87,7 +87,7 @@ def test_training_killed_four_times_is_finished_by_resuming(warm, tmp_path):
     options = [*TRAINING, killed, *KILLED, *AT_ONCE]
     command = script("train_pgd", *options, "--epochs", 1000, "--resume")
     left, within = [], []
-    for _ in range(4):
+    for _ in range(5):
         process = warm.start(command, tmp_path)
         kill_at_random(process, killed / "checkpoint.pth.tar", moments)
         left.append(updates_saved(killed))

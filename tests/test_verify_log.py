@@ -419,8 +419,8 @@ def test_forged_rows_are_refused_or_show_the_same(script, logs, name, tmp_path, 
 @pytest.mark.parametrize("name", FORGED)
 def test_forged_manifests_are_refused_or_show_the_same(script, logs, name, tmp_path, capsys):
     """Each key of the settings and of the last run in twenty ways and more, or left out: those
-    that are read in one way, whatever the procedure, of one log; of what the radii follow from in
-    several logs, numbers nearby in each.
+    that are read in one way, whatever the procedure, of one log; what the radii follow from once in
+    all these ways, and in each log as a number nearby.
     """
     table, manifest = rows(logs[name]), manifest_of(logs[name])
     done = [manifest_of(logs[each]) for each in FORGED[: FORGED.index(name)]]

@@ -145,7 +145,7 @@ def test_killed_at_random_it_is_finished_by_the_same_command(
     "kind, order",
     [
         *(("exact", (0,)), ("exact", (2, 0, 1))),
-        *((kind, (1, 0)) for kind in ("named", "attack", "falsify", "sets")),
+        *((kind, (1, 0)) for kind in ("named", "predict", "attack", "falsify", "sets")),
     ],
 )
 def test_shards_in_any_order_merge_into_the_log_of_one_process(

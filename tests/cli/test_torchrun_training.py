@@ -117,11 +117,12 @@ def test_run_that_torchrun_starts_again_replaces_another_only_if_told_to(
     assert read(workplace / "run")["recipe"]["seed"] == 2
 
 
+@pytest.mark.parametrize("moment", [(0, 10), (1, 5)], ids=["first epoch", "second epoch"])
 def test_killed_workers_that_torchrun_starts_again_go_on_from_the_last_checkpoint(
-    done, warm, tmp_path
+    done, warm, tmp_path, moment
 ):
-    """Without --resume; killed within the second epoch."""
-    whole, moment = done[0] / "run", (1, 5)
+    """Without --resume."""
+    whole = done[0] / "run"
     command, store = script("train_pgd", *TRAINING, *AT_ONCE), store_of_agent()
     with warm.workers(2, command, tmp_path, **agent(store.port, 0)) as workers:
         wait_until(lambda: step_saved(tmp_path / "run") >= moment, workers[0])

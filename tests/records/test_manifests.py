@@ -16,6 +16,7 @@ import pytest
 from smoothadv.base.settings import settings_of
 from smoothadv.evaluation.specs import CertifySpec, FalsifySpec, PredictSpec
 from smoothadv.records.logs import (
+    ARGUMENTS,
     CERTIFICATION_COLUMNS,
     METHODS,
     RUN,
@@ -27,6 +28,7 @@ from smoothadv.records.logs import (
     manifest_fault,
     manifest_path,
     read_manifest_file,
+    training_record,
 )
 from smoothadv.records.rows import row_checks
 from smoothadv.statistics import Smoothing
@@ -179,6 +181,14 @@ def test_logs_have_what_the_procedures_record(name):
     assert manifest_fault(content) == log_fault(content) == ""
     columns = certification_columns(content["settings"])
     assert columns == [*CERTIFICATION_COLUMNS, *procedure.columns]
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "null", "3", '{"recipe": {}}', '{"recipe": 3, "runs": []}']
+)
+def test_a_record_of_a_training_that_is_none_says_nothing(text, tmp_path):
+    (tmp_path / ARGUMENTS).write_text(text)
+    assert training_record(tmp_path) == {"recipe": {}, "runs": []}
 
 
 @pytest.mark.parametrize("part", ["settings", "runs"])

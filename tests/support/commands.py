@@ -126,9 +126,9 @@ def command_main(name: str) -> Callable[[list[str]], int]:
     """The main function of a command, which finds no plug-in loaded."""
     forget_plugins()
     main = importlib.import_module("smoothadv.cli").COMMANDS[name].load()
-    if "smoothadv.evaluation.voters" in sys.modules:
-        importlib.import_module("support.folded").fold_once()
-    return main
+    if "smoothadv.evaluation.voters" not in sys.modules:
+        return main
+    return importlib.import_module("support.folded").folding_once(main)
 
 
 def rows(log: Path) -> list[dict[str, str]]:

@@ -177,7 +177,7 @@ def training_record(folder: Path) -> dict[str, Any]:
             "recipe": {**content.get("recipe", {})},
             "runs": [run for run in content["runs"] if isinstance(run, dict)],
         }
-    except (OSError, LookupError, TypeError, ValueError):
+    except (OSError, LookupError, TypeError, ValueError, AttributeError):
         return {"recipe": {}, "runs": []}
 
 

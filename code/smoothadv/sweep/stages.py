@@ -90,7 +90,7 @@ class TrainingStage:
         epochs = self.expected.epochs
         recipe = records.training_record(self.folder)["recipe"]
         if not (self.checkpoint.exists() and recipe):
-            # The command itself decides whether it can continue a run without a recipe.
+            # The command itself decides whether it can continue a run without a record.
             return StageProgress(0, epochs, "epoch")
         files = self.expected.digests.items()
         known = {field: digest(path) for field, path in files if path.exists()}
