@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -60,10 +60,12 @@ from smoothadv.models.name import (
 )
 from smoothadv.models.spec import side_and_filter
 from smoothadv.objectives import Objective
-from smoothadv.records.readers import DataFrame
 from smoothadv.training.setup import Trained
 from smoothadv.training.setup import train as train_as_specified
 from smoothadv.training.spec import ScheduleSpec, TrainSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Model = str | os.PathLike[str] | torch.nn.Module
 
@@ -123,7 +125,7 @@ def torch_settings_kept() -> Iterator[None]:
 @torch_settings_kept()
 def certify(
     model: Model | None = None, images: Any = None, labels: Any = None, **keywords: Any
-) -> DataFrame:
+) -> pd.DataFrame:
     """Certify images with the smoothed classifier (Cohen et al., 2019): a class and an l2 radius
     each, or -1 and 0.
 
@@ -147,7 +149,7 @@ def certify(
 @torch_settings_kept()
 def predict(
     model: Model | None = None, images: Any = None, labels: Any = None, **keywords: Any
-) -> DataFrame:
+) -> pd.DataFrame:
     """The smoothed classifier's classes (-1: it abstains), after an ``attack`` on the images, where
     one is given. Each is right but for ``alpha`` (PREDICT of Cohen et al., 2019).
 
@@ -168,7 +170,7 @@ def predict(
 
 @takes(AttackSpec, ArraySpec)
 @torch_settings_kept()
-def attack(model: Model, images: Any, labels: Any = None, **keywords: Any) -> DataFrame:
+def attack(model: Model, images: Any, labels: Any = None, **keywords: Any) -> pd.DataFrame:
     """Attack images with each of ``epsilons`` (l2, on images in [0, 1]; by default that of
     ``attack``), then predict them.
 
@@ -357,7 +359,7 @@ def spec_of_call(
     return kind(dataset=dataset, **fields)
 
 
-def _without_labels(images: Any, labels: Any, rows: DataFrame) -> DataFrame:
+def _without_labels(images: Any, labels: Any, rows: pd.DataFrame) -> pd.DataFrame:
     """The rows, without what the labels of an array say where it has none."""
     is_array = isinstance(images, (torch.Tensor, np.ndarray))
     return rows.drop(columns=["label", "correct"]) if is_array and labels is None else rows
